@@ -1,0 +1,1 @@
+"""From reality to rows: profiles, traces, logs and runs."""

@@ -1,0 +1,1 @@
+"""From the surrogate and what was measured to the next configurations."""

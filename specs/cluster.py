@@ -1,0 +1,42 @@
+"""Cluster: how many GPUs of one kind, in which nodes and scale-up domains."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from specs.gpu import Gpu
+
+
+class Cluster(BaseModel):
+    """Nodes of one GPU kind. Overrides of the GPU's own link and NIC rates go into ``gpu``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    gpu: Gpu
+    num_nodes: int = Field(gt=0)
+    gpus_per_node: int = Field(gt=0)
+    price_usd_per_gpu_hour: float | None = Field(None, ge=0)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in the whole cluster."""
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def scale_up_gpus(self) -> int:
+        """GPUs reachable over the scale-up links (an NVL72 rack spans many nodes)."""
+        return min(max(self.gpu.scale_up_gpus, self.gpus_per_node), self.num_gpus)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not self.name:
+            object.__setattr__(self, "name", f"{self.num_gpus}x{self.gpu.name}")
+        return self
+
+
+SHORTHAND = re.compile(r"^(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<gpu>[A-Za-z][\w.+-]*)$")
+"""``64xMI355X`` is 64 GPUs; ``8x8xMI355X`` is 8 nodes of 8."""

@@ -1,0 +1,1 @@
+"""Readers and writers of foreign files; each format's reader and writer live together."""

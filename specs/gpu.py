@@ -1,0 +1,45 @@
+"""Gpu: hardware constants of one accelerator with their provenance, and GPUs as numpy columns."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specs.choices import Precision
+from specs.provenance import Quantity
+
+
+class Gpu(BaseModel):
+    """One accelerator as a training job sees it.
+
+    Rates are per GPU and one direction, in bytes/s and FLOP/s; ``peak_flops`` is dense, by GEMM
+    format (bf16, fp8, fp4, fp32); ``hbm_gib`` is what vendors print as GB. ``link_*`` is the
+    scale-up domain (NVLink, xGMI), ``nic_*`` the scale-out network.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    vendor: Literal["amd", "nvidia"]
+    architecture: str
+    aliases: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = Field(description="labels of Precision that the GPU runs")
+    hbm_gib: Quantity
+    hbm_bytes_per_s: Quantity
+    peak_flops: dict[str, Quantity]
+    sm_count: Quantity
+    max_clock_hz: Quantity
+    power_w: Quantity
+    link_bytes_per_s: Quantity
+    link_latency_s: Quantity
+    link_topology: Literal["mesh", "switch"]
+    scale_up_gpus: int = Field(gt=0, description="GPUs in one scale-up domain")
+    gpus_per_node: int = Field(gt=0)
+    nic_bytes_per_s: Quantity
+    nic_latency_s: Quantity
+    usd_per_gpu_hour: Quantity | None = None
+
+    def supports(self, precision: Precision) -> bool:
+        """Whether the GPU runs GEMMs in this format."""
+        return precision.label in self.precisions

@@ -1,0 +1,1 @@
+"""What a person runs: studies, oracles, reports and the command line."""

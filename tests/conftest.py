@@ -1,0 +1,19 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Public reference data: the folder FORETUNE_SHARED, or ``shared`` beside the checkout."""
+    folder = Path(os.environ.get("FORETUNE_SHARED", REPOSITORY.parent / "shared"))
+    if not (folder / "measured").is_dir():
+        pytest.skip(f"public reference data is not at {folder}; set FORETUNE_SHARED to its folder")
+    return folder
