@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import TrainingKind
 from specs.cluster import Cluster
 from specs.config import ConfigTable
 from specs.gpu import Gpu
@@ -60,7 +59,7 @@ class WorkloadColumns(Columns):
         return cls(
             seq_len=np.array(workload.seq_len),
             global_batch_size=np.array(workload.global_batch_size),
-            kind=np.array(int(TrainingKind(workload.kind))),
+            kind=np.array(int(workload.kind)),
             lora_rank=np.array(workload.lora_rank),
             routing_imbalance=np.array(workload.routing_imbalance),
             capacity_factor=np.array(workload.capacity_factor),
@@ -141,7 +140,7 @@ class StackColumns(Columns):
 
 @dataclass(frozen=True)
 class Cases:
-    """n training runs to project. ``models`` and ``gpus`` are the nouns behind the index columns."""
+    """n training runs to project; ``models`` and ``gpus`` are what the index columns point at."""
 
     config: ConfigTable
     model: ModelColumns
