@@ -1,0 +1,47 @@
+"""The command ``foretune``: one file a command in this folder, each imported light."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from studies.cli.common import run
+
+app = typer.Typer(
+    name="foretune",
+    help="Finds the training configuration that gives an LLM the most tokens/s/GPU on a cluster, "
+    "before the cluster is used.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _options() -> None:
+    """Exit codes: 0 done, 2 bad input, 3 nothing feasible, 1 a bug."""
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Runs ``foretune`` with these arguments and returns its exit code."""
+    code = 0
+
+    def command() -> None:
+        nonlocal code
+        try:
+            app(list(arguments), prog_name="foretune")
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+
+    return run(command) or code
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(call(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
