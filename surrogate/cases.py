@@ -140,7 +140,11 @@ class StackColumns(Columns):
 
 @dataclass(frozen=True)
 class Cases:
-    """n training runs to project; ``models`` and ``gpus`` are what the index columns point at."""
+    """n training runs to project.
+
+    ``models``, ``gpus`` and ``stacks`` are what ``model_index``, ``cluster.gpu`` and
+    ``stack_index`` point at.
+    """
 
     config: ConfigTable
     model: ModelColumns
@@ -150,6 +154,8 @@ class Cases:
     model_index: Column
     models: tuple[Model, ...]
     gpus: tuple[Gpu, ...]
+    stack_index: Column
+    stacks: tuple[Stack, ...]
 
     def __len__(self) -> int:
         return len(self.config)
@@ -168,6 +174,8 @@ class Cases:
             model_index=np.array(0),
             models=(workload.model,),
             gpus=(cluster.gpu,),
+            stack_index=np.array(0),
+            stacks=(stack,),
         )
 
     @classmethod
@@ -185,6 +193,8 @@ class Cases:
             models.setdefault(workload.model.name, workload.model)
             gpus.setdefault(cluster.gpu.name, cluster.gpu)
         model_names, gpu_names = list(models), list(gpus)
+        distinct: dict[str, int] = {}
+        stack_index = [distinct.setdefault(s.model_dump_json(), len(distinct)) for s in stacks]
         index = np.array([model_names.index(w.model.name) for w in workloads], dtype=np.int64)
         return cls(
             config=config,
@@ -197,6 +207,8 @@ class Cases:
             model_index=index,
             models=tuple(models.values()),
             gpus=tuple(gpus.values()),
+            stack_index=np.array(stack_index, dtype=np.int64),
+            stacks=tuple(Stack.model_validate_json(text) for text in distinct),
         )
 
     def take(self, rows: Any) -> Cases:
@@ -211,6 +223,10 @@ class Cases:
             model_index=self.model_index[rows] if many else self.model_index,
             models=self.models,
             gpus=self.gpus,
+            stack_index=self.stack_index
+            if np.ndim(self.stack_index) == 0
+            else self.stack_index[rows],
+            stacks=self.stacks,
         )
 
     def microbatches(self) -> Column:
