@@ -1,0 +1,258 @@
+"""What each pipeline stage holds, as columns: the bookkeeping that memory and time share.
+
+A pipeline stage here is all chunks of one pipeline rank. Rows that share model, pp, vpp, layout and
+recomputed layers share their stages: those are worked out once and gathered. By default only the
+few stages that can be the fullest or the slowest are kept, so a row costs the same at any pp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.choices import V_SHAPED_SCHEDULES, Recompute, RecomputeMethod
+from specs.config import ConfigTable
+from specs.layout import rank_of, virtual_stages
+from specs.model import Model
+from surrogate.cases import Cases
+
+Column = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StageColumns:
+    """Stages of n rows, every column of shape (n, k).
+
+    ``dense_layers`` and ``moe_layers`` are decoder layers; ``mtp_layers`` come on top of them.
+    ``recomputed_*`` are those of them that full recomputation rebuilds; ``window_layers`` those
+    with sliding-window attention. Rows with fewer than k stages repeat their first one, marked by
+    ``valid`` False: a maximum over stages needs no mask, a sum does.
+    """
+
+    rank: Column
+    dense_layers: Column
+    moe_layers: Column
+    has_embedding: Column
+    has_output: Column
+    mtp_layers: Column
+    window_layers: Column
+    recomputed_dense: Column
+    recomputed_moe: Column
+    recomputed_mtp: Column
+    valid: Column
+
+    @property
+    def layers(self) -> Column:
+        """Decoder layers of each stage."""
+        layers: Column = self.dense_layers + self.moe_layers
+        return layers
+
+    @property
+    def recomputed(self) -> Column:
+        """Decoder layers that full recomputation rebuilds."""
+        recomputed: Column = self.recomputed_dense + self.recomputed_moe
+        return recomputed
+
+    def take(self, rows: Any) -> StageColumns:
+        """The stages of the selected rows."""
+        return StageColumns(**{name: getattr(self, name)[rows] for name in _COLUMNS})
+
+
+_COLUMNS = tuple(field.name for field in fields(StageColumns))
+_FLAGS = ("has_embedding", "has_output")
+_RANK, _DENSE, _MOE, _EMBEDDING, _OUTPUT, _MTP, _WINDOW, _RE_DENSE, _RE_MOE, _RE_MTP = range(10)
+
+
+class _Layers(NamedTuple):
+    """Layer kinds of a model: one flag a decoder layer."""
+
+    is_moe: tuple[bool, ...]
+    is_window: tuple[bool, ...]
+    mtp_layers: int
+
+
+class _Recomputed(NamedTuple):
+    """Which layers full recomputation rebuilds: the first of each chunk, and these ids."""
+
+    layers_per_chunk: int
+    layer_ids: tuple[int, ...]
+
+
+ALL_LAYERS = 1 << 20
+"""Recomputed layers a chunk that stand for every layer (uniform), MTP layers included."""
+
+
+def stage_columns(cases: Cases, every_stage: bool = False) -> StageColumns:
+    """Stages of every row.
+
+    Args:
+        cases: n rows.
+        every_stage: all pp stages, in rank order, instead of the candidates for the worst one.
+
+    Returns:
+        columns of shape (n, k).
+
+    Raises:
+        InputError: a layout is malformed or does not hold the layers of its model.
+    """
+    table, index = stage_table(cases, every_stage)
+    return table.take(index)
+
+
+def stage_table(cases: Cases, every_stage: bool = False) -> tuple[StageColumns, Column]:
+    """The distinct sets of stages (u, k) and which of them each row has, shape (n,)."""
+    config = cases.config
+    v_shaped = np.isin(config.schedule, [int(s) for s in V_SHAPED_SCHEDULES])
+    keys = (
+        np.broadcast_to(cases.model_index, (len(cases),)),
+        config.pp,
+        config.vpp,
+        v_shaped.astype(np.int64),
+        config.layout,
+        recomputed_per_chunk(config),
+        config.recompute_layer_ids * (config.recompute == int(Recompute.FULL)),
+    )
+    first, index = _distinct_rows(keys)
+    layers = [_layers_of(model) for model in cases.models]
+    blocks = []
+    for row in first:
+        model, pp, vpp, v, layout, per_chunk, ids = (int(column[row]) for column in keys)
+        recomputed = _Recomputed(per_chunk, config.layer_id_sets[ids])
+        where = (config.layouts[layout], pp, vpp, bool(v))
+        find = _all_stages if every_stage else _candidate_stages
+        blocks.append(find(layers[model], where, recomputed))
+    return _stacked(blocks), index
+
+
+def recomputed_per_chunk(config: ConfigTable) -> Column:
+    """Layers of each model chunk that full recomputation rebuilds, before layer ids.
+
+    Block (or a bare number of layers) rebuilds that many, uniform and a bare "full" all of them.
+    """
+    number = config.recompute_layers
+    block = (config.recompute_method == int(RecomputeMethod.BLOCK)) | (
+        (config.recompute_method == int(RecomputeMethod.NONE)) & (number > 0)
+    )
+    by_id = (config.recompute_layer_ids > 0) & (config.recompute_method == 0)
+    per_chunk = np.where(block, np.minimum(number, ALL_LAYERS - 1), ALL_LAYERS)
+    per_chunk = np.where(by_id & ~block, 0, per_chunk)
+    return np.where(config.recompute == int(Recompute.FULL), per_chunk, 0)
+
+
+def _distinct_rows(keys: tuple[Column, ...]) -> tuple[Column, Column]:
+    """First row of each distinct key and the key number of each row; keys are small integers."""
+    packed: Column = np.zeros(len(keys[1]), dtype=np.int64)
+    size = 1
+    for column in keys:
+        low = int(column.min()) if len(column) else 0
+        high = int(column.max()) if len(column) else 0
+        if low == high:
+            continue
+        codes, count = _codes(column - low, high - low + 1)
+        packed, size = packed * count + codes, size * count
+        if size > 1 << 22:
+            packed, size = _codes(packed, size)
+    index, count = _codes(packed, size)
+    first = np.zeros(count, dtype=np.int64)
+    first[index[::-1]] = np.arange(len(index) - 1, -1, -1)
+    return first[: count if len(index) else 0], index
+
+
+def _codes(values: Column, size: int) -> tuple[Column, int]:
+    """Values in [0, size) renumbered 0..count-1 in order, and the count."""
+    if size > 1 << 24:
+        distinct, codes = np.unique(values, return_inverse=True)
+        return codes, len(distinct)
+    present = np.zeros(size, dtype=bool)
+    present[values] = True
+    numbers = np.cumsum(present, dtype=np.int64) - 1
+    return numbers[values], int(present.sum())
+
+
+@lru_cache(maxsize=1024)
+def _layers_of(model: Model) -> _Layers:
+    """Layer kinds of a model; window layers are spread evenly over its depth."""
+    depth, windows = model.num_layers, model.window_layers
+    is_window = [(i + 1) * windows // depth > i * windows // depth for i in range(depth)]
+    return _Layers(tuple(map(bool, model.layer_is_moe())), tuple(is_window), model.mtp_layers)
+
+
+@lru_cache(maxsize=1 << 16)
+def _all_stages(
+    layers: _Layers, where: tuple[str, int, int, bool], recomputed: _Recomputed
+) -> Column:
+    """What every pipeline rank holds, shape (pp, 10)."""
+    layout, pp, vpp, v_shaped = where
+    held = np.zeros((pp, 10), dtype=np.int64)
+    held[:, _RANK] = np.arange(pp)
+    ids = set(recomputed.layer_ids)
+    depth = len(layers.is_moe)
+    stages = virtual_stages(layout, depth, layers.mtp_layers, pp, vpp, v_shaped)
+    for number, stage in enumerate(stages):
+        row = held[rank_of(number, pp, v_shaped)]
+        row[_EMBEDDING] += stage.embedding
+        row[_OUTPUT] += stage.output
+        row[_MTP] += stage.mtp_layers
+        for place in range(stage.layers):
+            layer = stage.first_layer + place
+            moe = layers.is_moe[layer]
+            rebuilt = place < recomputed.layers_per_chunk or layer in ids
+            row[_MOE if moe else _DENSE] += 1
+            row[_RE_MOE if moe else _RE_DENSE] += rebuilt
+            row[_WINDOW] += layers.is_window[layer]
+        row[_RE_MTP] += sum(
+            recomputed.layers_per_chunk == ALL_LAYERS or depth + d in ids
+            for d in range(stage.mtp_layers)
+        )
+    held.setflags(write=False)
+    return held
+
+
+@lru_cache(maxsize=1 << 16)
+def _candidate_stages(
+    layers: _Layers, where: tuple[str, int, int, bool], recomputed: _Recomputed
+) -> Column:
+    """The stages that no other stage dominates, shape (k, 10).
+
+    A stage dominates another if it holds at least as much of everything and starts no later: the
+    microbatches in flight never increase with the rank, so it is neither smaller nor faster.
+    """
+    held = _all_stages(layers, where, recomputed)
+    bulk = np.column_stack(
+        [
+            -held[:, _RANK],
+            held[:, [_DENSE, _MOE, _EMBEDDING, _OUTPUT, _MTP, _RE_DENSE, _RE_MOE, _RE_MTP]],
+            held[:, _DENSE] - held[:, _RE_DENSE],
+            held[:, _MOE] - held[:, _RE_MOE],
+            held[:, _MTP] - held[:, _RE_MTP],
+            held[:, _DENSE] + held[:, _MOE] - held[:, _WINDOW],
+        ]
+    )
+    kept: list[int] = []
+    for rank in range(len(held)):
+        dominated = (bulk[kept] >= bulk[rank]).all(axis=1).any() if kept else False
+        if not dominated:
+            kept.append(rank)
+    chosen = held[kept]
+    chosen.setflags(write=False)
+    return chosen
+
+
+def _stacked(blocks: list[Column]) -> StageColumns:
+    """Blocks of (k_i, 10) as columns of (u, k), short ones filled up with their first stage."""
+    k = max((len(block) for block in blocks), default=1)
+    full = np.empty((len(blocks), k, 10), dtype=np.int64)
+    valid = np.zeros((len(blocks), k), dtype=bool)
+    for number, block in enumerate(blocks):
+        full[number, : len(block)] = block
+        full[number, len(block) :] = block[0]
+        valid[number, : len(block)] = True
+    columns: dict[str, Column] = {"valid": valid}
+    for place, name in enumerate(_COLUMNS[:-1]):
+        column = full[:, :, place]
+        columns[name] = (column > 0) if name in _FLAGS else column.astype(np.float64)
+    return StageColumns(**columns)
