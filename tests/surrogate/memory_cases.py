@@ -60,7 +60,7 @@ LLAMA_8B = Model(
 
 
 def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200) -> Model:
-    """A GPT of arXiv 2205.05198: LayerNorm, biases, dropout, ungated MLP of four times the width."""
+    """A GPT of arXiv 2205.05198: LayerNorm, biases, dropout and an ungated MLP."""
     return Model(
         name=name,
         num_layers=layers,
