@@ -123,8 +123,13 @@ class Output:
     def progress(self, text: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """A progress bar on stderr (shown on a terminal); yields ``advance(steps)``."""
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-        from rich.progress import TextColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         console = Console(stderr=True)
         columns = (

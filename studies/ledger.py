@@ -1,0 +1,193 @@
+"""The ledger of a study: an Optuna study in which every trial is complete, readable and unique.
+
+A trial is written in one transaction, so a process killed at any moment leaves either the whole
+trial or nothing of it. A candidate refused by memory is a complete trial whose constraint
+``memory_gib`` is above 0; an illegal proposal is a note on the study; a crashed oracle is a failed
+trial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from search.distributions import config_key, distributions, parameters
+from specs.config import TrainingConfig
+from studies.oracles import Crash, Evaluation
+from studies.storage import StorageAddress, open_storage
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+SCHEMA_VERSION = 1
+CONSTRAINT = "memory_gib"
+_NOTE = "illegal "
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial of the ledger as it was written; ``memory_gib`` is above 0 where it was refused."""
+
+    number: int
+    config: TrainingConfig
+    proposer: str
+    reason: str
+    tokens_per_s_per_gpu: float | None
+    memory_gib: float | None
+    details: dict[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the trial was evaluated and memory accepts it."""
+        return self.memory_gib is not None and self.memory_gib <= 0
+
+
+def input_hash(inputs: Mapping[str, Any]) -> str:
+    """A hash of everything that decides what a study's trials mean."""
+    text = json.dumps(inputs, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Ledger:
+    """A study opened for writing."""
+
+    def __init__(self, study: Study, address: StorageAddress, note: str) -> None:
+        self._study = study
+        self.name = study.study_name
+        self.storage = address.shown
+        self.note = note
+        self._seen = {
+            trial.user_attrs["config_key"]: trial.number
+            for trial in study.get_trials(deepcopy=False)
+            if "config_key" in trial.user_attrs
+        }
+
+    @classmethod
+    def open(cls, address: StorageAddress, name: str, inputs: Mapping[str, Any]) -> Ledger:
+        """The study ``name`` of these inputs, resumed where it exists.
+
+        Where a study of that name was made from other inputs, a new one named after the hash of
+        the new inputs is used and ``note`` says so.
+
+        Raises:
+            InputError: the storage cannot be opened.
+        """
+        import optuna
+        from optuna.study import StudyDirection
+
+        storage = open_storage(address)
+        digest = input_hash(inputs)
+        known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
+        chosen, note = name, ""
+        if name in known:
+            held = optuna.load_study(study_name=name, storage=storage).user_attrs
+            if held.get("input_hash", digest) != digest:
+                chosen = f"{name}-{digest[:8]}"
+                what = ", ".join(changed_inputs(held.get("inputs", {}), inputs)) or "inputs"
+                state = "goes on in" if chosen in known else "starts"
+                note = f"{what} changed since the study {name!r}, so this {state} {chosen!r}."
+        if chosen in known and not note:
+            note = f"resuming the study {chosen!r}."
+        study = optuna.create_study(
+            study_name=chosen,
+            storage=storage,
+            direction=StudyDirection.MAXIMIZE,
+            load_if_exists=True,
+        )
+        ledger = cls(study, address, note)
+        ledger.describe({"inputs": dict(inputs), "schema_version": SCHEMA_VERSION})
+        ledger.describe({"input_hash": digest})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(["tokens_per_s_per_gpu"])
+        return ledger
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def __contains__(self, config: TrainingConfig) -> bool:
+        return config_key(config) in self._seen
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Writes readable attributes on the study, those only that are new or changed."""
+        held = self._study.user_attrs
+        for key, value in attributes.items():
+            if held.get(key) != value:
+                self._study.set_user_attr(key, value)
+
+    def note_illegal(self, config: TrainingConfig, proposer: str, reasons: list[str]) -> None:
+        """Keeps an illegal proposal and the rules that refuse it as a note on the study."""
+        content = {"proposer": proposer, "config": config.as_labels(), "reasons": reasons}
+        self.describe({_NOTE + config_key(config): content})
+
+    def illegal(self) -> list[dict[str, Any]]:
+        """The notes on illegal proposals."""
+        attributes = self._study.user_attrs
+        return [value for key, value in sorted(attributes.items()) if key.startswith(_NOTE)]
+
+    def record(
+        self, config: TrainingConfig, outcome: Evaluation | Crash, proposer: str, reason: str
+    ) -> bool:
+        """Adds the trial of a config, once: a config already in the ledger is left as it is."""
+        from optuna.trial import TrialState, create_trial
+
+        key = config_key(config)
+        if key in self._seen:
+            return False
+        attributes: dict[str, Any] = {
+            "config": config.as_labels(),
+            "config_key": key,
+            "proposer": proposer,
+            "reason": reason,
+            "cost_s": round(outcome.cost_s, 6),
+        }
+        if isinstance(outcome, Crash):
+            trial = create_trial(
+                state=TrialState.FAIL,
+                params=parameters(config),
+                distributions=dict(distributions()),
+                user_attrs=attributes | {"crash": outcome.reason},
+            )
+        else:
+            trial = create_trial(
+                state=TrialState.COMPLETE,
+                value=outcome.tokens_per_s_per_gpu,
+                params=parameters(config),
+                distributions=dict(distributions()),
+                user_attrs=attributes | outcome.details,
+                constraints={CONSTRAINT: outcome.memory_gib},
+            )
+        self._study.add_trial(trial)
+        self._seen[key] = len(self._seen)
+        return True
+
+    def trials(self) -> list[Trial]:
+        """Every trial in the order of its number."""
+        return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+
+_FIXED = ("config", "config_key", "proposer", "reason", "cost_s")
+
+
+def _trial(frozen: FrozenTrial) -> Trial:
+    attributes = frozen.user_attrs
+    return Trial(
+        number=frozen.number,
+        config=TrainingConfig.from_labels(attributes["config"]),
+        proposer=attributes["proposer"],
+        reason=attributes["reason"],
+        tokens_per_s_per_gpu=frozen.value,
+        memory_gib=frozen.constraints.get(CONSTRAINT),
+        details={key: value for key, value in attributes.items() if key not in _FIXED},
+    )
+
+
+def changed_inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The names of the inputs that differ, sorted."""
+    names = sorted(set(before) | set(after))
+    return [name for name in names if before.get(name) != after.get(name)]
