@@ -55,6 +55,7 @@ class Model(BaseModel):
     layer_norm_bias: bool = Field(False, description="LayerNorm (scale and shift), not RMSNorm")
     norms_per_layer: int = Field(2, ge=1)
     learned_positions: int = Field(0, ge=0, description="rows of a learned position table")
+    embedding_norm: bool = Field(False, description="norm behind the embedding (BLOOM)")
     dropout: bool = False
     sliding_window: int = Field(0, ge=0, description="0: full attention")
     window_layers: int = Field(0, ge=0)
@@ -212,7 +213,8 @@ class Model(BaseModel):
         layers += (self.num_layers - moe) * self._layer(False, active)
         embeddings = self.embedding_parameters() * (1 if self.tied_embeddings else 2)
         positions = self.learned_positions * self.hidden_size
-        return layers + embeddings + positions + self.final_norm_parameters()
+        norms = self.final_norm_parameters() * (2 if self.embedding_norm else 1)
+        return layers + embeddings + positions + norms
 
 
 @dataclass(frozen=True)
