@@ -1,0 +1,161 @@
+"""What the words around a measured run say about it: its stack, kind and what has no column.
+
+Sources describe a run in its id, source and notes ("LoRA", "zb-2p", "capacity-factor 1.25",
+"recompute_modules=moe_act"); a column of the same name, where the file has one, always wins. Only
+words about the configuration are read, never about results.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from specs.choices import Overlap, Precision, Sharding, TrainingKind
+from specs.stack import Framework, Stack
+
+FLASH_ATTENTION_YEAR = 2023
+"""First year whose Megatron runs use flash attention (arXiv 2205.14135, in Megatron-LM 2023-02)."""
+
+SHARDED_MASTER_WEIGHTS = (
+    Framework.TORCHTITAN,
+    Framework.PYTORCH_FSDP,
+    Framework.MAXTEXT,
+    Framework.HUGGING_FACE,
+)
+"""Families whose sharded parameters are the fp32 master weights: 4 + 4 + 8 bytes a parameter."""
+
+UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
+WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
+SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
+BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
+"""Their performance recipes reduce gradients in bf16 (``grad_reduce_in_fp32: false``)."""
+
+_LORA = re.compile(r"(?<![a-z])q?lora(?![a-z])", re.IGNORECASE)
+_LORA_RANK = re.compile(r"lora[^;,]{0,12}?(?:\br|rank[ =]|dim[ =])(\d+)", re.IGNORECASE)
+_FINETUNE = re.compile(r"(?<![a-z])(?:sft|fine-?tun(?:e|ed|ing)|task=sft)(?![a-z])", re.IGNORECASE)
+_CAPACITY = re.compile(
+    r"(?:(?<![a-z])cf|capacity[-_ ]factor[ =]*)(\d+(?:\.\d+)?)(?![\w])", re.IGNORECASE
+)
+_TOKEN_DROP = re.compile(r"token[- _]?drop", re.IGNORECASE)
+_ZB_DOUBLE = re.compile(r"zb-?2p|zb-?h2", re.IGNORECASE)
+_MODULES = re.compile(r"recompute_modules=([\w+]+)")
+_LAYOUT = re.compile(r"pp_layout=([EtmL*|()\d,]+)")
+_GRAPHS = re.compile(r"cuda_graph_impl=(?!none)\w+|CUDA graphs on", re.IGNORECASE)
+_NO_MTP = re.compile(r"(?:w/o|no|without) MTP", re.IGNORECASE)
+_NO_FLASH = re.compile(r"no (?:--use-)?flash[- ]att|flash[- ]attention off", re.IGNORECASE)
+_EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
+_TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
+_EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
+_PRECISION_AWARE = re.compile(r"precision[- ]aware optimizer", re.IGNORECASE)
+_OFFLOADED_OPTIMIZER = re.compile(
+    r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
+)
+
+
+class Words(NamedTuple):
+    """What the words say; empty, zero or None where they say nothing."""
+
+    kind: TrainingKind
+    lora_rank: int
+    capacity_factor: float
+    two_p_zero_bubble: bool
+    recompute_modules: str
+    layout: str
+    overlaps_expert_parallel: bool
+    without_mtp: bool
+
+
+def read_words(run_id: str, source: str, notes: str) -> Words:
+    """What run id, source and notes say about the configuration."""
+    text = f"{run_id} ; {source} ; {notes}"
+    lora = _LORA.search(text) is not None
+    tuned = _FINETUNE.search(f"{run_id} ; {source} ; {notes[:40]}") is not None
+    kind = TrainingKind.LORA if lora else TrainingKind.FINETUNE if tuned else TrainingKind.PRETRAIN
+    rank = _LORA_RANK.search(text)
+    capacity = _CAPACITY.search(text)
+    dropped = 1.0 if _TOKEN_DROP.search(text) else 0.0
+    modules, layout = _MODULES.search(notes), _LAYOUT.search(notes)
+    return Words(
+        kind=kind,
+        # 16 is the rank of the MLPerf Llama-2-70B LoRA benchmark and of most recipes.
+        lora_rank=(int(rank[1]) if rank else 16) if lora else 0,
+        capacity_factor=float(capacity[1]) if capacity else dropped,
+        two_p_zero_bubble=_ZB_DOUBLE.search(run_id) is not None,
+        recompute_modules=modules[1] if modules else "",
+        layout=layout[1] if layout else "",
+        overlaps_expert_parallel=_EP_OVERLAP.search(notes) is not None,
+        without_mtp=_NO_MTP.search(text) is not None,
+    )
+
+
+def stack_of(
+    framework: str, version: str, precision: Precision, source_date: str, notes: str
+) -> Stack:
+    """The Stack of a run from its framework, release, number format and date.
+
+    Without a framework it is Megatron-LM. State dtypes are the defaults of the family: Megatron
+    keeps fp32 main gradients in bf16 training and fp16 gradients in fp16 training
+    (``accumulate_allreduce_grads_in_fp32``); FSDP families shard fp32 master weights.
+    """
+    family = Framework.parse(framework or "Megatron-LM")
+    fully_sharded = family in SHARDED_MASTER_WEIGHTS
+    gradient_bytes = 4.0
+    if not fully_sharded and (precision is Precision.FP16 or family in BF16_GRADIENTS):
+        gradient_bytes = 2.0
+    moments_only, with_master = 8.0, 12.0
+    optimizer_bytes = moments_only if fully_sharded else with_master
+    if _PRECISION_AWARE.search(notes):
+        optimizer_bytes = 8.0
+    return Stack(
+        framework=family,
+        framework_name=framework or "Megatron-LM",
+        version=version,
+        weight_bytes=4.0 if fully_sharded else 2.0,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
+        flash_attention=_has_flash_attention(framework, family, source_date, notes),
+        expandable_segments=_EXPANDABLE.search(notes) is not None,
+        cuda_graphs=_GRAPHS.search(notes) is not None,
+        turbo=_TURBO.search(f"{version} {notes}") is not None,
+        optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
+        vocab_divisible_by=1 if family in UNPADDED_VOCABULARY else 128,
+        untied_tp_mapping=False,
+    )
+
+
+def _has_flash_attention(framework: str, family: Framework, source_date: str, notes: str) -> bool:
+    """Whether attention scores are never stored.
+
+    The zero-bubble fork of Megatron-LM (arXiv 2401.10241) and Megatron-DeepSpeed ship without
+    flash attention switched on; the vocabulary-parallel successor (arXiv 2411.05288) uses it.
+    """
+    if _NO_FLASH.search(notes):
+        return False
+    if "flash attention" in notes.lower():
+        return True
+    year = int(source_date[:4]) if source_date[:4].isdigit() else 9999
+    megatron = family in (Framework.MEGATRON, Framework.MEGATRON_DEEPSPEED)
+    if megatron and year < FLASH_ATTENTION_YEAR:
+        return False
+    name = framework.lower()
+    zero_bubble_fork = "sail-sg" in name and "vocab" not in name
+    return not (zero_bubble_fork or family is Framework.MEGATRON_DEEPSPEED)
+
+
+def default_overlap(
+    family: Framework, sharding: Sharding, tp: int, sequence_parallel: bool
+) -> Overlap:
+    """What the recipes of a family overlap where the run does not say.
+
+    NeMo and Bridge performance recipes overlap gradient reduction, parameter gathering and, with
+    sequence parallelism, TP GEMMs; Primus and Megatron-LM recipes with a distributed optimizer
+    overlap data parallelism; FSDP prefetches.
+    """
+    overlap = Overlap.NONE
+    recipe = family in (Framework.NEMO, Framework.MEGATRON_BRIDGE)
+    distributed = sharding is Sharding.ZERO1 and family in (Framework.PRIMUS, Framework.MEGATRON)
+    if recipe or distributed or sharding in (Sharding.FSDP, Sharding.HSDP, Sharding.ZERO3):
+        overlap |= Overlap.DP
+    if recipe and tp > 1 and sequence_parallel:
+        overlap |= Overlap.TP
+    return overlap
