@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specs import catalog
 from specs.choices import Precision
 from specs.cluster import Cluster
 from specs.config import ConfigTable
@@ -44,10 +45,10 @@ class RunTable:
     the same for all its releases. Measured columns are NaN where the row states none;
     ``throughput_from`` is ``tokens``, ``step``, ``tflops`` (converted from a printed TFLOP/s, whose
     definition differs between sources) or empty. ``recompute_unknown`` marks rows whose recompute
-    is not stated; their config holds none. ``batch_assumed`` marks rows without a global batch size:
-    one microbatch a step, or four a pipeline rank, is assumed; with a pipeline their throughput then
-    says nothing and is left out. ``out_of_memory`` marks OOM rows: their peak, where
-    stated, is a lower bound.
+    is not stated; their config holds none. ``batch_assumed`` marks rows without a global batch
+    size: one microbatch a step, or four a pipeline rank, is assumed; with a pipeline their
+    throughput then says nothing and is left out. ``out_of_memory`` marks OOM rows: their peak,
+    where stated, is a lower bound.
     """
 
     config: ConfigTable
@@ -130,12 +131,15 @@ def comparison_sets(table: RunTable, smallest: int = 4) -> dict[str, Column]:
     return {key: rows for key, rows in groups.items() if len(rows) >= smallest}
 
 
-def read_runs(path: Path, find_model: FindModel, find_gpu: FindGpu) -> RunTable:
+def read_runs(
+    path: Path, find_model: FindModel = catalog.model, find_gpu: FindGpu = catalog.gpu
+) -> RunTable:
     """The rows of a measured-runs CSV.
 
     Args:
         path: the file; unknown columns are ignored, a column named like an axis is read.
-        find_model: slug -> Model; raises InputError where it is unknown or unsupported.
+        find_model: slug -> Model; raises InputError where it is unknown or unsupported. The
+            catalog where not given.
         find_gpu: name -> Gpu; raises InputError where it is unknown.
 
     Raises:
