@@ -38,5 +38,12 @@ try:
 except metadata.PackageNotFoundError:
     __version__ = "0+checkout"
 
+
+def main() -> None:
+    """Entry point of the command ``foretune``."""
+    command = importlib.import_module("studies.cli.main")
+    sys.exit(command.call(sys.argv[1:]))
+
+
 if __name__ == "__main__":
-    sys.exit(importlib.import_module("studies.cli.main").call(sys.argv[1:]))
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import typer
@@ -14,6 +13,7 @@ app = typer.Typer(
     help="Finds the training configuration that gives an LLM the most tokens/s/GPU on a cluster, "
     "before the cluster is used.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,12 +36,3 @@ def call(arguments: Sequence[str]) -> int:
             code = leaving.code if isinstance(leaving.code, int) else 1
 
     return run(command) or code
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    sys.exit(call(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()
