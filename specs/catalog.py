@@ -17,11 +17,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from specs.errors import InputError
+from specs.formats.yaml_files import read_yaml
 from specs.gpu import Gpu
 from specs.model import Model, unsupported
 
 FOLDER = Path(__file__).parent / "catalog"
-MAX_FILE_BYTES = 4 * 2**20
 
 Entries = dict[str, dict[str, Any]]
 Item = TypeVar("Item", bound=BaseModel)
@@ -98,7 +98,7 @@ def read_gpus(path: Path) -> dict[str, Gpu]:
     Raises:
         InputError: the file cannot be used.
     """
-    raw = _read_yaml(path)
+    raw = read_yaml(path)
     return gpus_of(raw.get("gpus"), raw.get("sources"), str(path))
 
 
@@ -118,7 +118,7 @@ def read_models(path: Path) -> dict[str, Model]:
     Raises:
         InputError: the file cannot be used.
     """
-    return models_of(_read_yaml(path).get("models"), str(path))
+    return models_of(read_yaml(path).get("models"), str(path))
 
 
 def models_of(entries: object, where: str) -> dict[str, Model]:
@@ -159,9 +159,8 @@ def _with_aliases(gpus: dict[str, Gpu]) -> dict[str, Gpu]:
 
 @cache
 def _gpu_shelf() -> _Shelf:
-    raws = [_read_yaml(path) for path in sorted(FOLDER.glob("gpus*.yaml"))]
     merged = _Shelf()
-    for raw in raws:
+    for raw in _shipped("gpus*.yaml"):
         shelf = _shelf(raw["gpus"], _quantities(raw.get("sources")), merged.entries)
         merged.entries.update(shelf.entries)
         merged.names.update(shelf.names)
@@ -170,9 +169,8 @@ def _gpu_shelf() -> _Shelf:
 
 @cache
 def _model_shelf() -> _Shelf:
-    raws = [_read_yaml(path) for path in sorted(FOLDER.glob("models*.yaml"))]
     merged = _Shelf()
-    for raw in raws:
+    for raw in _shipped("models*.yaml"):
         shelf = _shelf(raw["models"], lambda e: e, merged.entries)
         merged.entries.update(shelf.entries)
         merged.names.update(shelf.names)
@@ -279,22 +277,8 @@ def _section(entries: object, name: str, where: str) -> Entries:
     return {str(key): value for key, value in entries.items()}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a small YAML file holds."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; is it the right file?"
-            )
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the path.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"{path} is not YAML: {first}; correct the file.") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} does not hold fields at its top level; see the shipped catalog.")
-    return raw
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _shipped(pattern: str) -> list[dict[str, Any]]:
+    """Contents of shipped files, read with the fast loader: they need no checks of a stranger's."""
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    paths = sorted(FOLDER.glob(pattern))
+    return [yaml.load(path.read_text(encoding="utf-8"), Loader=loader) for path in paths]
