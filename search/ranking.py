@@ -13,7 +13,7 @@ from specs.config import ConfigTable, TrainingConfig
 
 Column = NDArray[Any]
 FIT_PROBABILITY = 0.5
-"""A config counts as fitting from this probability on: as likely as not, without a hidden margin."""
+"""From this probability on a config counts as fitting: as likely as not, no hidden margin."""
 
 
 class Projected(Protocol):
