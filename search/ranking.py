@@ -74,16 +74,21 @@ def rank(
             leanest = table.config(lean)
             missing_gib = float(seen.device_gib[lean] - capacity_gib)
         rows = fits[_best_first(seen.tokens_per_s_per_gpu[fits], keep)]
-        columns = (seen.tokens_per_s_per_gpu, seen.device_gib, seen.fit_probability)
-        best.append((_compact(table.take(rows)), np.stack([c[rows] for c in columns])))
+        values = [seen.tokens_per_s_per_gpu, seen.device_gib, seen.fit_probability]
+        best.append((_compact(table.take(rows)), np.stack([column[rows] for column in values])))
         if sum(len(part) for part, _ in best) > 4 * keep:
             best = [_merge(best, keep)]
         advance(len(table))
-    table, columns = (
-        _merge(best, keep) if best else (ConfigTable.from_configs([]), np.zeros((3, 0)))
-    )
+    kept, columns = _merge(best, keep)
     return Ranking(
-        table, *columns, legal, legal - fitting, leanest, missing_gib if leanest else np.nan
+        table=kept,
+        tokens_per_s_per_gpu=columns[0],
+        device_gib=columns[1],
+        fit_probability=columns[2],
+        legal=legal,
+        refused_by_memory=legal - fitting,
+        leanest=leanest,
+        missing_gib=missing_gib,
     )
 
 
@@ -99,6 +104,8 @@ def _best_first(values: Column, keep: int) -> Column:
 
 
 def _merge(parts: list[tuple[ConfigTable, Column]], keep: int) -> tuple[ConfigTable, Column]:
+    if not parts:
+        return ConfigTable.from_configs([]), np.zeros((3, 0))
     table = ConfigTable.concat([part for part, _ in parts])
     columns = np.concatenate([part for _, part in parts], axis=1)
     rows = _best_first(columns[0], keep)

@@ -111,7 +111,7 @@ def open_storage(address: StorageAddress) -> BaseStorage:
         return optuna.storages.RDBStorage(address.url)
     except ImportError:
         raise InputError(
-            f"the driver for {address.shown} is not installed; run: pip install 'foretune[postgres]'."
+            f"the driver for {address.shown} is missing; run: pip install 'foretune[postgres]'."
         ) from None
     except (SQLAlchemyError, RuntimeError, ValueError, KeyError, OSError) as error:
         reason = hide_password(str(error)).strip().splitlines() or [type(error).__name__]
