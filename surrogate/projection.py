@@ -1,0 +1,208 @@
+"""Projections: memory and throughput of configs with interval and trust, as columns and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from specs.choices import Precision
+from specs.errors import InputError
+from specs.run_rows import model_flops_per_token
+from surrogate.cases import Cases, Column
+from surrogate.memory import fit_probability, memory, memory_by_stage
+from surrogate.step_time import StepTime, step_time
+from surrogate.time_constants import TimeConstants
+
+CHUNK_ROWS = 1 << 13
+"""Rows computed at once: their columns stay in the cache."""
+
+DENSE_LOG_SD, MOE_LOG_SD = 0.10, 0.27
+"""Spread of log(measured / projected) of the physics on Folds left out, dense and MoE models."""
+
+MEMORY_LOG_SD = 0.05
+"""Spread of log(measured / projected) memory on Folds left out."""
+
+_TWO_SIDED_90 = 1.645
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """What was learned beyond the physics: factor on the tokens/s, interval factors, trust."""
+
+    factor: Column
+    lo90: Column
+    hi90: Column
+    trust: Column
+
+
+Correction = Callable[[Cases, StepTime], Corrected]
+"""Learned correction of a projection; the factors multiply tokens/s."""
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Projections of n configs, columns of shape (n,); ``trust`` holds words."""
+
+    tokens_per_s_per_gpu: Column
+    lo90: Column
+    hi90: Column
+    step_time_s: Column
+    device_gib: Column
+    reserved_gib: Column
+    allocated_gib: Column
+    fit_probability: Column
+    trust: Column
+
+
+def physics_only(cases: Cases, step: StepTime) -> Corrected:
+    """No correction: the spread of the physics on runs that it was not fitted to."""
+    shape = step.step_time_s.shape
+    sd = np.where(cases.model.num_experts > 0, MOE_LOG_SD, DENSE_LOG_SD)
+    return Corrected(
+        factor=np.ones(shape),
+        lo90=np.broadcast_to(np.exp(-_TWO_SIDED_90 * sd), shape),
+        hi90=np.broadcast_to(np.exp(_TWO_SIDED_90 * sd), shape),
+        trust=np.full(shape, "physics", dtype=object),
+    )
+
+
+def project(
+    cases: Cases,
+    constants: TimeConstants | None = None,
+    correction: Correction = physics_only,
+) -> Projections:
+    """Memory and throughput of every row, in chunks.
+
+    Args:
+        cases: n rows.
+        constants: of the time model; those that ship where not given.
+        correction: residual, calibration and interval.
+
+    Raises:
+        InputError: a layout is malformed, or a GPU has no such number format.
+    """
+    constants = constants or TimeConstants.shipped()
+    starts = range(0, len(cases), CHUNK_ROWS)
+    parts = [
+        _chunk(cases.take(slice(start, start + CHUNK_ROWS)), constants, correction)
+        for start in starts
+    ]
+    return Projections(
+        **{
+            f.name: np.concatenate([getattr(part, f.name) for part in parts] or [np.empty(0)])
+            for f in fields(Projections)
+        }
+    )
+
+
+def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Projections:
+    """Projections of one chunk."""
+    _check_formats(cases)
+    step = step_time(cases, constants)
+    learned = correction(cases, step)
+    held = memory(cases)
+    tokens_per_step = cases.workload.seq_len * cases.workload.global_batch_size
+    speed = tokens_per_step / cases.cluster.num_gpus / step.step_time_s * learned.factor
+    return Projections(
+        tokens_per_s_per_gpu=speed,
+        lo90=speed * learned.lo90,
+        hi90=speed * learned.hi90,
+        step_time_s=step.step_time_s / learned.factor,
+        device_gib=held.device_gib,
+        reserved_gib=held.reserved_gib,
+        allocated_gib=held.allocated_gib,
+        fit_probability=fit_probability(held.device_gib, cases.cluster.hbm_gib, MEMORY_LOG_SD),
+        trust=learned.trust,
+    )
+
+
+def _check_formats(cases: Cases) -> None:
+    """Refuses number formats that a GPU does not multiply in."""
+    precision = cases.config.precision
+    needs_fp4 = precision >= int(Precision.NVFP4)
+    needs_fp8 = (precision >= int(Precision.FP8)) & ~needs_fp4
+    lacking = (needs_fp4 & (cases.cluster.peak_fp4_flops <= 0)) | (
+        needs_fp8 & (cases.cluster.peak_fp8_flops <= 0)
+    )
+    if np.any(lacking):
+        row = int(np.flatnonzero(np.broadcast_to(lacking, (len(cases),)))[0])
+        gpu = cases.gpus[int(np.broadcast_to(cases.cluster.gpu, (len(cases),))[row])]
+        label = Precision.labels()[int(precision[row])]
+        raise InputError(
+            f"{gpu.name} does not multiply in {label}; set precision to one of "
+            f"{', '.join(gpu.precisions)}."
+        )
+
+
+def projection_json(
+    cases: Cases,
+    row: int = 0,
+    constants: TimeConstants | None = None,
+    correction: Correction = physics_only,
+) -> dict[str, Any]:
+    """The projection of one row as the JSON of ``foretune project``."""
+    one = cases.take(np.array([row]))
+    constants = constants or TimeConstants.shipped()
+    projected = _chunk(one, constants, correction)
+    return {
+        "config": one.config.config(0).as_labels(),
+        "memory": _memory_json(one, projected),
+        "throughput": _throughput_json(one, projected, constants),
+    }
+
+
+def _memory_json(one: Cases, projected: Projections) -> dict[str, Any]:
+    """Peak, fit and the components of every stage."""
+    stages = memory_by_stage(one)
+    names = [
+        f.name for f in fields(stages) if f.name not in ("allocated_gib", "reserved_gib", "valid")
+    ]
+    rows = [
+        {"stage": stage, **{name: float(getattr(stages, name)[0, stage]) for name in names}}
+        for stage in range(int(one.config.pp[0]))
+    ]
+    probability = float(projected.fit_probability[0])
+    return {
+        "peak_gib": float(projected.device_gib[0]),
+        "allocated_gib": float(projected.allocated_gib[0]),
+        "reserved_gib": float(projected.reserved_gib[0]),
+        "capacity_gib": float(np.ravel(one.cluster.hbm_gib)[0]),
+        "fits": probability >= 0.5,
+        "fit_probability": probability,
+        "stages": rows,
+    }
+
+
+def _throughput_json(
+    one: Cases, projected: Projections, constants: TimeConstants
+) -> dict[str, Any]:
+    """Speed with interval and where the time goes; the parts sum to the step time."""
+    step = step_time(one, constants, breakdown=True)
+    assert step.breakdown is not None
+    total = float(projected.step_time_s[0])
+    # A learned correction says how much, not where: it scales every part alike.
+    scale = total / float(step.step_time_s[0])
+    parts = {name: float(np.ravel(part)[0]) * scale for name, part in step.breakdown.items()}
+    speed = float(projected.tokens_per_s_per_gpu[0])
+    model = one.models[int(np.ravel(one.model_index)[0])]
+    seq_len = int(np.ravel(one.workload.seq_len)[0])
+    achieved = model_flops_per_token(model, seq_len, causal=True) * speed
+    return {
+        "tokens_per_s_per_gpu": speed,
+        "interval90": [float(projected.lo90[0]), float(projected.hi90[0])],
+        "step_time_s": total,
+        "tflops_per_gpu": achieved / 1e12,
+        "mfu": achieved / peak_flops(one),
+        "breakdown_s": parts,
+        "trust": str(projected.trust[0]),
+    }
+
+
+def peak_flops(one: Cases) -> float:
+    """Dense peak of the first row's GPU in the format of its GEMMs."""
+    precision = list(Precision)[int(one.config.precision[0])]
+    peak = getattr(one.cluster, f"peak_{precision.gemm_format}_flops")
+    return float(np.ravel(peak)[0])

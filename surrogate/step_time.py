@@ -1,0 +1,355 @@
+"""Time of a training step: layers to stages, stages to a pipeline, then what runs once a step.
+
+step = microbatches * slowest stage + idle time of the schedule + exposed point-to-point,
+data-parallel and optimizer time. What depends on few axes only (a layer's time) is computed once a
+distinct value and gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specs.choices import Overlap, Schedule, Sharding, TrainingKind
+from surrogate.cases import Cases, Column
+from surrogate.communication import Network, all_gather_s, ring_step_s
+from surrogate.compute import BYTES, PARTS, Block, LayerTimes, layer_times
+from surrogate.stages import StageColumns, distinct_rows, recomputed_per_chunk, stage_columns
+from surrogate.time_constants import TimeConstants
+from surrogate.time_rates import TimeRates
+from surrogate.topology import group
+
+LAYER_AXES = (
+    "tp", "cp", "cp_comm", "mbs", "ep", "etp", "sequence_parallel", "recompute_modules",
+    "moe_dispatcher", "sync_free_stage", "precision", "cross_entropy_fusion", "overlap",
+)  # fmt: skip
+"""Axes that the time of a layer depends on."""
+
+BREAKDOWN = (*PARTS, "recompute", "output", "bubble", "pp", "dp", "optimizer", "constant")
+"""Where the time of a step goes; ``tp`` to ``ep``, ``pp`` and ``dp`` are exposed communication."""
+
+
+OFFLOADED_S = 8.0 / 25e9
+"""Seconds a parameter whose optimizer runs on the host: gradient down and weight up over PCIe 4."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Step times in s, shape (n,); ``breakdown`` by BREAKDOWN sums to them (None if not asked)."""
+
+    step_time_s: Column
+    breakdown: dict[str, Column] | None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the rows of a table share: cases, constants, layer times and stages."""
+
+    cases: Cases
+    rates: TimeRates
+    network: Network
+    layers: LayerTimes
+    layer_row: Column | slice
+    stages: StageColumns
+
+    def total(self, parts: Column) -> Column:
+        """A (parts, u) array of seconds as a column (n,)."""
+        summed: Column = parts.sum(axis=0)[self.layer_row]
+        return summed
+
+
+def step_time(
+    cases: Cases,
+    constants: TimeConstants | None = None,
+    breakdown: bool = False,
+    rates: TimeRates | None = None,
+    stages: StageColumns | None = None,
+) -> StepTime:
+    """Step time of every row.
+
+    Args:
+        cases: n rows.
+        constants: of the physics; those that ship where not given.
+        breakdown: whether to split the time by BREAKDOWN.
+        rates: resolved constants of every row in place of ``constants`` (fitting).
+        stages: what the pipeline stages of the rows hold, where it is known already.
+    """
+    if rates is None:
+        constants = constants or TimeConstants.shipped()
+        rates = constants.rates(cases)
+    layers, layer_row = _layers(cases, constants, rates)
+    rows = _Rows(
+        cases=cases,
+        rates=rates,
+        network=Network.of(cases.cluster, rates),
+        layers=layers,
+        layer_row=layer_row,
+        stages=stage_columns(cases) if stages is None else stages,
+    )
+    return _Step(rows).result(breakdown)
+
+
+def _layers(
+    cases: Cases, constants: TimeConstants | None, rates: TimeRates
+) -> tuple[LayerTimes, Column | slice]:
+    """Layer times of the distinct layer kinds and the kind of every row."""
+    shared = np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0
+    shared = shared and np.ndim(cases.workload.seq_len) == np.ndim(cases.stack_index) == 0
+    if not shared or constants is None:
+        return layer_times(cases, rates), slice(None)
+    first, index = distinct_rows(
+        tuple(np.asarray(getattr(cases.config, a), dtype=np.int64) for a in LAYER_AXES)
+    )
+    distinct = cases.take(first)
+    return layer_times(distinct, constants.rates(distinct)), index
+
+
+class _Step:
+    """Assembles the step of every row."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self.rows = rows
+        cases, layers = rows.cases, rows.layers
+        self.microbatches = cases.microbatches().astype(np.float64)
+        self.forward = self._stage_time("forward", layers)
+        self.backward = self._stage_time("input_gradient", layers) + self._recomputed()
+        self.weight = self._stage_time("weight_gradient", layers)
+        total = self.forward + self.backward + self.weight
+        self.worst = total.argmax(axis=1)
+        self.slowest = np.take_along_axis(total, self.worst[:, None], axis=1)[:, 0]
+
+    def _stage_time(self, direction: str, layers: LayerTimes) -> Column:
+        """Seconds of one microbatch on each candidate stage, shape (n, k)."""
+        rows, stages = self.rows, self.rows.stages
+
+        def of(block: Block) -> Column:
+            return rows.total(getattr(block, direction))[:, None]
+
+        has_moe = rows.cases.model.num_experts > 0
+        dense, moe, output = of(layers.dense), of(layers.moe), of(layers.output)
+        if direction == "input_gradient":
+            dense = dense + rows.total(layers.dense_again)[:, None]
+            moe = moe + rows.total(layers.moe_again)[:, None]
+        time: Column = stages.dense_layers * dense + stages.moe_layers * moe
+        time += stages.has_output * output + stages.has_embedding * of(layers.embedding)
+        if np.any(rows.cases.model.mtp_layers > 0):
+            layer = np.where(np.reshape(has_moe, (-1, 1)), moe, dense)
+            time += stages.mtp_layers * (layer + of(layers.mtp_projection) + output)
+        if np.any(rows.cases.model.window_layers > 0):
+            time -= stages.window_layers * of(layers.window_saving)
+        return time
+
+    def _recomputed(self) -> Column:
+        """Forward passes that full recomputation repeats, shape (n, k)."""
+        rows, stages = self.rows, self.rows.stages
+        dense = rows.total(rows.layers.dense.forward)[:, None]
+        moe = rows.total(rows.layers.moe.forward)[:, None]
+        rebuilt_moe = stages.recomputed_moe + stages.recomputed_mtp
+        time: Column = stages.recomputed_dense * dense + rebuilt_moe * moe
+        return time
+
+    def result(self, breakdown: bool) -> StepTime:
+        """The whole step."""
+        pipeline = self.microbatches * self.slowest
+        extra = {
+            "bubble": self._idle(),
+            "pp": self._point_to_point(),
+            "dp": self._data_parallel(),
+            "optimizer": self._optimizer(),
+            "constant": np.broadcast_to(self.rows.rates.step_constant, pipeline.shape),
+        }
+        step = pipeline + sum(extra.values())
+        if not breakdown:
+            return StepTime(step, None)
+        return StepTime(step, self._split(pipeline) | extra)
+
+    def _split(self, pipeline: Column) -> dict[str, Column]:
+        """The time of the slowest stage by part."""
+        rows, layers = self.rows, self.rows.layers
+        picked = {
+            name: np.take_along_axis(getattr(rows.stages, name), self.worst[:, None], axis=1)[:, 0]
+            for name in ("dense_layers", "moe_layers", "window_layers", "mtp_layers")
+        }
+        has_moe = np.broadcast_to(rows.cases.model.num_experts > 0, pipeline.shape)
+        mtp = picked["mtp_layers"]
+        dense = picked["dense_layers"] + np.where(has_moe, 0.0, mtp)
+        moe = picked["moe_layers"] + np.where(has_moe, mtp, 0.0)
+
+        def both(block: Block) -> Column:
+            return (block.forward + block.backward)[:, rows.layer_row]
+
+        parts = dense * both(layers.dense) + moe * both(layers.moe)
+        parts = parts - picked["window_layers"] * both(layers.window_saving)
+        parts = parts + mtp * both(layers.mtp_projection)
+        again = dense * rows.total(layers.dense_again) + moe * rows.total(layers.moe_again)
+        again += np.take_along_axis(self._recomputed(), self.worst[:, None], axis=1)[:, 0]
+        split = {name: self.microbatches * parts[i] for i, name in enumerate(PARTS)}
+        split["recompute"] = self.microbatches * again
+        split["output"] = pipeline - sum(split.values())
+        return split
+
+    def _mean_stage(self) -> tuple[Column, Column, Column]:
+        """Forward, input-gradient and weight-gradient time of the mean pipeline stage."""
+        rows, layers = self.rows, self.rows.layers
+        model, config = rows.cases.model, rows.cases.config
+        pp = config.pp.astype(np.float64)
+        moe = model.num_moe_layers + np.where(model.num_experts > 0, model.mtp_layers, 0)
+        dense = model.num_layers - model.num_moe_layers
+        dense = dense + np.where(model.num_experts > 0, 0, model.mtp_layers)
+        per_chunk = recomputed_per_chunk(config)
+        depth = np.maximum(model.num_layers, 1)
+        repeated = np.minimum(per_chunk * pp * config.vpp / depth, 1.0)
+        times = []
+        for direction in ("forward", "input_gradient", "weight_gradient"):
+            dense_s = rows.total(getattr(layers.dense, direction))
+            moe_s = rows.total(getattr(layers.moe, direction))
+            if direction == "input_gradient":
+                dense_s = dense_s + rows.total(layers.dense_again)
+                dense_s = dense_s + repeated * rows.total(layers.dense.forward)
+                moe_s = moe_s + rows.total(layers.moe_again)
+                moe_s = moe_s + repeated * rows.total(layers.moe.forward)
+            total = dense * dense_s + moe * moe_s
+            total = total + (1 + model.mtp_layers) * rows.total(getattr(layers.output, direction))
+            total = total - model.window_layers * rows.total(
+                getattr(layers.window_saving, direction)
+            )
+            times.append(total / pp)
+        return times[0], times[1], times[2]
+
+    def _idle(self) -> Column:
+        """Idle time of the schedule."""
+        config = self.rows.cases.config
+        if np.all(config.pp == 1):
+            return np.zeros(len(config))
+        forward, backward, weight = self._mean_stage()
+        steps = config.pp - 1.0
+        schedule = config.schedule
+        split = np.maximum(forward + backward - weight, 0.0)
+        idle = steps * (forward + backward + weight) / config.vpp
+        idle = np.where(schedule == int(Schedule.ZB_H1), steps * split, idle)
+        idle = np.where(schedule == int(Schedule.ZB_HEURISTIC), steps * split, idle)
+        idle = np.where(schedule == int(Schedule.ZB_H2), 0.2 * steps * split, idle)
+        idle = np.where(schedule == int(Schedule.ZBV), 0.5 * steps * split, idle)
+        idle = np.where(schedule == int(Schedule.V_HALF), steps * split, idle)
+        idle = np.where(schedule == int(Schedule.V_MIN), 2 * steps * split, idle)
+        result: Column = self.rows.rates.bubble * idle
+        return result
+
+    def _point_to_point(self) -> Column:
+        """Activations and gradients between stages: the exposed share, and the pipeline's ramp."""
+        rows = self.rows
+        cases, config = rows.cases, rows.cases.config
+        if np.all(config.pp == 1):
+            return np.zeros(len(config))
+        tokens = config.mbs * cases.workload.seq_len / config.cp
+        shards = np.where(config.sequence_parallel, config.tp, 1)
+        stride = cases.cluster.num_gpus // config.pp
+        members = group(np.minimum(config.pp, 2), stride, cases.cluster.scale_up_gpus)
+        once = ring_step_s(tokens * cases.model.hidden_size * BYTES / shards, members, rows.network)
+        steady = 2.0 * self.microbatches * config.vpp * rows.rates.p2p_exposed
+        ramp = 2.0 * (config.pp - 1.0)
+        return np.where(config.pp > 1, once * (steady + ramp), 0.0)
+
+    def _parameters(self) -> tuple[Column, Column]:
+        """Dense and expert parameters of the largest candidate stage on one rank, shape (n,)."""
+        rows, stages = self.rows, self.rows.stages
+        model, config = rows.cases.model, rows.cases.config
+        tp = config.tp
+
+        def column(values: Column) -> Column:
+            return np.reshape(values, (-1, 1))
+
+        attention = model.attention_sharded / tp + model.attention_replicated + model.norm_params
+        mlp = model.dense_mlp_sharded / tp + model.dense_mlp_replicated
+        shared = model.shared_expert_sharded / tp + model.shared_expert_replicated
+        experts = model.num_experts * model.expert_params / (config.ep * config.etp)
+        vocab = model.vocab_size * model.hidden_size / tp
+        moe_layers = stages.moe_layers + np.where(
+            column(model.num_experts > 0), stages.mtp_layers, 0.0
+        )
+        dense = (stages.dense_layers + moe_layers) * column(attention)
+        dense += stages.dense_layers * column(mlp)
+        dense += moe_layers * column(shared + model.router_params)
+        dense += (stages.has_embedding + stages.has_output) * column(vocab)
+        return dense.max(axis=1), (moe_layers * column(experts)).max(axis=1)
+
+    def _data_parallel(self) -> Column:
+        """Exposed gradient reduction and parameter gathering."""
+        rows = self.rows
+        cases, config, rates = rows.cases, rows.cases.config, rows.rates
+        dense, experts = self._parameters()
+        world = cases.cluster.num_gpus
+        dense_size = config.data_parallel(world) * config.cp
+        expert_size = config.expert_data_parallel(world)
+        domain = cases.cluster.scale_up_gpus
+        dense_group = group(dense_size, config.tp, domain)
+        expert_group = group(expert_size, config.etp * config.ep, domain)
+        lora = cases.workload.kind == int(TrainingKind.LORA)
+        trained = np.where(lora, 0.01, 1.0)
+
+        def gathered(bytes_each: Column) -> Column:
+            return all_gather_s(dense * bytes_each, dense_group, rows.network) + np.where(
+                experts > 0, all_gather_s(experts * bytes_each, expert_group, rows.network), 0.0
+            )
+
+        # Compute copies of the weights travel in 16 bit whatever the master weights are.
+        reduce = gathered(np.minimum(cases.stack.gradient_bytes, 4.0) * trained)
+        gather = gathered(np.full(len(config), float(BYTES)) * trained)
+        sharded = config.sharding != int(Sharding.NONE)
+        fully = config.sharding >= int(Sharding.ZERO3)
+        once = self._once_a_step(reduce, np.where(sharded, gather, reduce))
+        every = self._every_microbatch(
+            gathered(np.full(len(config), float(BYTES))), reduce, rates.fsdp_hidden
+        )
+        exposed = np.where(fully, every, once)
+        return np.where((dense_size > 1) | (expert_size > 1), exposed, 0.0)
+
+    def _once_a_step(self, reduce: Column, gather: Column) -> Column:
+        """Reduction behind the last backward, gathering behind the first forward, where overlapped.
+
+        Zero-bubble schedules reduce after the last weight gradient: nothing hides it.
+        """
+        rates, config = self.rows.rates, self.rows.cases.config
+        overlapped = (config.overlap & int(Overlap.DP)) > 0
+        overlapped &= ~np.isin(
+            config.schedule, [int(s) for s in Schedule if s.splits_weight_gradient]
+        )
+        picked = self.worst[:, None]
+        backward = np.take_along_axis(self.backward + self.weight, picked, axis=1)[:, 0]
+        forward = np.take_along_axis(self.forward, picked, axis=1)[:, 0]
+        rest = np.maximum(reduce - rates.dp_hidden * backward, rates.dp_exposed * reduce)
+        rest += np.maximum(gather - rates.dp_hidden * forward, rates.dp_exposed * gather)
+        return np.where(overlapped, rest, reduce + gather)
+
+    def _every_microbatch(self, gather: Column, reduce: Column, hidden: Column) -> Column:
+        """FSDP: gather before forward and backward, reduce after backward, of every microbatch."""
+        rates = self.rows.rates
+        picked = self.worst[:, None]
+        backward = np.take_along_axis(self.backward + self.weight, picked, axis=1)[:, 0]
+        forward = np.take_along_axis(self.forward, picked, axis=1)[:, 0]
+        first = gather - hidden * np.minimum(gather, forward)
+        second = gather + reduce
+        second = second - hidden * np.minimum(second, backward)
+        least = rates.fsdp_exposed * np.minimum(2 * gather + reduce, forward + backward)
+        exposed: Column = self.microbatches * np.maximum(first + second, least)
+        return exposed
+
+    def _optimizer(self) -> Column:
+        """Adam streams gradients and states through HBM, or over PCIe where they are offloaded."""
+        rows = self.rows
+        cases, config = rows.cases, rows.cases.config
+        dense, experts = self._parameters()
+        world = cases.cluster.num_gpus
+        sharded = config.sharding != int(Sharding.NONE)
+        replicas = np.maximum(config.replicate, 1)
+        dense_size = np.maximum(config.data_parallel(world) * config.cp / replicas, 1)
+        expert_size = np.maximum(config.expert_data_parallel(world) / replicas, 1)
+        local = dense / np.where(sharded, dense_size, 1.0)
+        local = local + experts / np.where(sharded, expert_size, 1.0)
+        local = local * np.where(cases.workload.kind == int(TrainingKind.LORA), 0.01, 1.0)
+        states = 2.0 * cases.stack.optimizer_bytes + 2.0 * cases.stack.gradient_bytes + 2.0
+        rate = cases.cluster.hbm_bytes_per_s * rows.rates.optimizer_utilisation
+        offloaded = cases.stack.optimizer_offload_fraction
+        time: Column = local * (states * (1.0 - offloaded) / rate + offloaded * OFFLOADED_S)
+        return time

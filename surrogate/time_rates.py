@@ -1,0 +1,232 @@
+"""The constants of the time model: what each means and what is believed of it before any data.
+
+Times are in s, the rest is dimensionless. Priors are log-normal: a median and a standard deviation
+in log space. A constant varies over levels (GPU, framework ...) by factors around 1, each with a
+standard deviation of its own: how much kin is believed to differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, get_type_hints
+
+import numpy as np
+
+from surrogate.cases import Column, Columns
+
+_LESSONS = "assumed: fit of a throw-away prototype on public runs, 2026-11-30"
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Prior of a constant: median, log sd, unit, source, levels with log sd, and upper bound."""
+
+    prior: float
+    sd: float
+    unit: str
+    source: str
+    levels: Mapping[str, float]
+    most: float = np.inf
+
+
+def share(prior: float, sd: float, source: str, **levels: float) -> Belief:
+    """Belief in a constant between 0 and 1; ``a_x_b`` is the level a/b."""
+    return Belief(prior, sd, "", source, _levels(levels), 1.0)
+
+
+def factor(prior: float, sd: float, unit: str, source: str, **levels: float) -> Belief:
+    """Belief in a positive constant."""
+    return Belief(prior, sd, unit, source, _levels(levels))
+
+
+def _levels(levels: Mapping[str, float]) -> dict[str, float]:
+    return {name.replace("_x_", "/"): sd for name, sd in levels.items()}
+
+
+@dataclass(frozen=True)
+class TimeRates(Columns):
+    """Resolved constants as columns of shape () or (n,). Times in s, the rest dimensionless."""
+
+    # Compute
+    gemm_utilisation: Annotated[
+        Column,
+        share(
+            0.72,
+            0.1,
+            "assumed: large GEMMs of A100 and H100",
+            architecture=0.1,
+            architecture_x_format=0.15,
+            gpu_x_format=0.08,
+        ),
+    ]
+    gemm_utilisation_16bit: Annotated[Column, "gemm_utilisation"]
+    stack_efficiency: Annotated[
+        Column,
+        factor(
+            1.0,
+            0.02,
+            "of Megatron-Bridge kernels",
+            _LESSONS,
+            framework=0.1,
+            release=0.05,
+            release_x_kind=0.08,
+        ),
+    ]
+    gemm_tile: Annotated[
+        Column, factor(150.0, 0.3, "elements of n or k that half the rate", _LESSONS)
+    ]
+    gemm_latency: Annotated[Column, factor(7e-6, 0.3, "s", _LESSONS)]
+    memory_utilisation: Annotated[
+        Column,
+        share(0.75, 0.1, "measured: BabelStream on MI300X 0.77-0.80; " + _LESSONS, vendor=0.1),
+    ]
+    elementwise_passes: Annotated[
+        Column, factor(1.0, 0.2, "of the traffic of fused kernels", _LESSONS, framework=0.2)
+    ]
+    quantise_passes: Annotated[
+        Column,
+        factor(
+            1.0,
+            0.4,
+            "of one read in 16 bit and one write of both layouts in 8 bit",
+            "assumed: one cast kernel a GEMM operand",
+            format=0.3,
+            vendor=0.3,
+        ),
+    ]
+    attention_utilisation: Annotated[Column, share(0.55, 0.2, _LESSONS, architecture=0.25)]
+    attention_half_length: Annotated[
+        Column,
+        factor(
+            500.0, 0.5, "sequence length of half the rate", "assumed: FlashAttention tiles of 128"
+        ),
+    ]
+    attention_half_dim: Annotated[
+        Column,
+        factor(40.0, 0.4, "head dimension of half the rate", "assumed: softmax beside the matmuls"),
+    ]
+    attention_backward: Annotated[
+        Column, factor(2.9, 0.1, "of the forward time", _LESSONS, vendor=0.15)
+    ]
+    grouped_utilisation: Annotated[
+        Column,
+        share(
+            0.8,
+            0.2,
+            "assumed: of the dense GEMM rate, without padding",
+            architecture=0.2,
+            framework=0.25,
+        ),
+    ]
+    grouped_padding: Annotated[
+        Column,
+        factor(
+            250.0, 0.5, "rows lost an expert", _LESSONS + " (500 rows; weight traffic is separate)"
+        ),
+    ]
+    permute_passes: Annotated[Column, factor(1.0, 0.4, "of the traffic", "assumed", framework=0.3)]
+    logits_passes: Annotated[Column, factor(1.0, 0.3, "of the traffic", "assumed")]
+    # Host
+    host_layer: Annotated[
+        Column, factor(0.37e-3, 0.25, "s a forward layer", _LESSONS, framework=0.3, format=0.2)
+    ]
+    host_moe: Annotated[
+        Column, factor(0.6e-3, 0.4, "s a forward MoE layer", _LESSONS, framework=0.4)
+    ]
+    host_tp: Annotated[Column, factor(0.13e-3, 0.4, "s a forward layer", _LESSONS)]
+    host_backward: Annotated[Column, factor(1.2, 0.2, "of the forward host time", "assumed")]
+    host_graphs: Annotated[Column, share(0.4, 0.4, _LESSONS)]
+    step_constant: Annotated[Column, factor(14e-3, 0.5, "s", _LESSONS, framework=0.4)]
+    # Communication
+    link_utilisation: Annotated[
+        Column,
+        share(
+            0.75,
+            0.1,
+            "measured: 319 of 448 GB/s on MI300X, NCCL on NVLink 0.75-0.8",
+            architecture=0.1,
+        ),
+    ]
+    nic_utilisation: Annotated[
+        Column,
+        share(
+            0.8, 0.15, "measured: ROCm two-node floors 41-45 of 50 GB/s", vendor=0.1, framework=0.15
+        ),
+    ]
+    link_latency: Annotated[
+        Column,
+        factor(
+            20e-6,
+            0.4,
+            "s a collective within a domain",
+            "measured: half of the asymptote at 4-8 MB on 8 MI300X",
+            vendor=0.2,
+        ),
+    ]
+    nic_latency: Annotated[Column, factor(30e-6, 0.5, "s a doubling of nodes", "assumed")]
+    tp_exposed: Annotated[Column, share(0.75, 0.2, _LESSONS, framework=0.2)]
+    tp_exposed_overlap: Annotated[Column, share(0.3, 0.4, _LESSONS)]
+    tp_straggle: Annotated[Column, factor(40e-6, 0.5, "s a collective", _LESSONS)]
+    cp_exposed: Annotated[Column, share(0.3, 0.5, "assumed: ring steps hide behind attention")]
+    alltoall_link_utilisation: Annotated[Column, share(0.48, 0.25, _LESSONS, architecture=0.2)]
+    alltoall_nic_utilisation: Annotated[
+        Column, share(0.6, 0.25, _LESSONS, vendor=0.25, framework=0.25)
+    ]
+    dispatch_exposed: Annotated[
+        Column,
+        share(0.5, 0.4, "assumed: share of DeepEP and HybridEP that is not hidden", framework=0.3),
+    ]
+    ep_overlap: Annotated[
+        Column, share(0.5, 0.4, "assumed: share of compute that hides all-to-all")
+    ]
+    p2p_exposed: Annotated[Column, share(0.25, 0.6, _LESSONS, framework=0.5)]
+    dp_hidden: Annotated[Column, share(0.6, 0.4, "assumed: share of backward that hides reduction")]
+    dp_exposed: Annotated[Column, share(0.1, 0.5, _LESSONS)]
+    fsdp_hidden: Annotated[Column, share(0.84, 0.2, _LESSONS, framework=0.3)]
+    fsdp_exposed: Annotated[Column, share(0.1, 0.5, _LESSONS, framework=0.5)]
+    # Pipeline and optimizer
+    bubble: Annotated[Column, factor(0.9, 0.15, "of the ideal idle time", _LESSONS, schedule=0.2)]
+    optimizer_utilisation: Annotated[
+        Column, share(0.6, 0.3, "assumed: fused Adam streams its states")
+    ]
+
+
+KNOWN_FACTORS: dict[str, tuple[float, str]] = {
+    "stack_efficiency/nemo": (0.96, _LESSONS),
+    "stack_efficiency/torchtitan": (0.88, _LESSONS),
+    "stack_efficiency/pytorch_fsdp": (0.80, _LESSONS),
+    "gemm_utilisation/ampere/bf16": (1.08, _LESSONS),
+    "gemm_utilisation/hopper/bf16": (1.04, _LESSONS),
+    "gemm_utilisation/hopper/fp8": (0.93, _LESSONS),
+    "gemm_utilisation/blackwell/mxfp8": (0.8, _LESSONS),
+    "gemm_utilisation/blackwell/nvfp4": (0.57, _LESSONS),
+    "gemm_utilisation/cdna2/bf16": (0.6, _LESSONS),
+    "gemm_utilisation/cdna3/bf16": (
+        0.76,
+        "measured: MAF of MI300X 0.54 of peak (rocm-blogs measuring-max-achievable-flops)",
+    ),
+    "gemm_utilisation/cdna3/fp8": (
+        0.7,
+        "measured: MAF of MI300X 0.49 of peak (rocm-blogs measuring-max-achievable-flops)",
+    ),
+    "gemm_utilisation/cdna4/bf16": (0.7, "measured: torch.matmul 8192^3 on MI350X 0.48 of peak"),
+    "gemm_utilisation/cdna4/fp8": (0.8, "measured: hipBLASLt 8192^3 on MI355X 0.63 of peak"),
+    "attention_utilisation/hopper": (0.75, _LESSONS),
+    "attention_utilisation/cdna3": (0.65, _LESSONS),
+    "host_layer/deepspeed": (2.0, _LESSONS),
+    "host_layer/megatron_deepspeed": (2.0, _LESSONS),
+    "p2p_exposed/megatron_deepspeed": (2.0, _LESSONS),
+    "bubble/zb-h1": (0.6, _LESSONS),
+    "bubble/zbv": (0.5, _LESSONS),
+}
+"""Factors that were known before the fit, with their source; all others start at 1."""
+
+
+_HINTS = get_type_hints(TimeRates, include_extras=True)
+_NOTES = {f.name: _HINTS[f.name].__metadata__[0] for f in fields(TimeRates)}
+ALIASES: dict[str, str] = {name: note for name, note in _NOTES.items() if isinstance(note, str)}
+"""Columns that resolve another constant for bf16 whatever the format of the row is."""
+BELIEFS: dict[str, Belief] = {n: b for n, b in _NOTES.items() if isinstance(b, Belief)}
+"""Global constants."""
+RATE_COLUMNS = tuple(_NOTES)
