@@ -235,6 +235,7 @@ class ModelColumns:
     tied_embeddings: Column
     gated_mlp: Column
     layer_norm_bias: Column
+    qk_norm: Column
     norms_per_layer: Column
     learned_positions: Column
     dropout: Column

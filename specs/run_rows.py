@@ -297,6 +297,7 @@ def _config(
         sync_free_stage=_whole(row, "sync_free_stage", 0, smallest=0),
         precision=precision,
         sharding=sharding,
+        cross_entropy_fusion=words.cross_entropy_fusion,
         overlap=Overlap.parse(row["overlap"]) if row.get("overlap") else overlap,
     )
     return config, unknown
@@ -345,10 +346,10 @@ def _recompute(
 
 
 def _method(recompute: Recompute, layers: int) -> RecomputeMethod:
-    """Block where a number of layers is stated, else every layer on its own."""
+    """Block where more than one layer is stated, else every layer on its own (uniform)."""
     if recompute is not Recompute.FULL:
         return RecomputeMethod.NONE
-    return RecomputeMethod.BLOCK if layers else RecomputeMethod.UNIFORM
+    return RecomputeMethod.BLOCK if layers > 1 else RecomputeMethod.UNIFORM
 
 
 def _modules(recompute: Recompute, text: str) -> RecomputeModules:

@@ -30,6 +30,9 @@ SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Frame
 BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
 """Their performance recipes reduce gradients in bf16 (``grad_reduce_in_fp32: false``)."""
 
+FOUR_BIT_WEIGHT_BYTES = 0.52
+"""A 4-bit weight and its doubly quantised scale (QLoRA, arXiv 2305.14314: 0.127 bits a weight)."""
+
 _LORA = re.compile(r"(?<![a-z])q?lora(?![a-z])", re.IGNORECASE)
 _LORA_RANK = re.compile(r"lora[^;,]{0,12}?(?:\br|rank[ =]|dim[ =])(\d+)", re.IGNORECASE)
 _FINETUNE = re.compile(r"(?<![a-z])(?:sft|fine-?tun(?:e|ed|ing)|task=sft)(?![a-z])", re.IGNORECASE)
@@ -47,6 +50,13 @@ _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
 _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
 _EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
 _PRECISION_AWARE = re.compile(r"precision[- ]aware optimizer", re.IGNORECASE)
+_FUSED_LOSS = re.compile(
+    r"(?:loss|cross[- _]entropy)[- _](?:loss[- _])?fusion|fused[- ](?:loss|cross[- ]entropy)", re.I
+)
+_FOUR_BIT_BASE = re.compile(r"(?<![a-z])qlora|base 4-bit|4-bit base", re.IGNORECASE)
+_PURE_16_BIT = re.compile(r"pure (?:bf16|16-bit)", re.IGNORECASE)
+_16_BIT_MOMENTS = re.compile(r"bf16 Adam states|bf16 grads/moments|bf16 moments", re.IGNORECASE)
+_8_BIT_MOMENTS = re.compile(r"8-bit Adam", re.IGNORECASE)
 _OFFLOADED_OPTIMIZER = re.compile(
     r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
 )
@@ -63,6 +73,7 @@ class Words(NamedTuple):
     layout: str
     overlaps_expert_parallel: bool
     without_mtp: bool
+    cross_entropy_fusion: bool
 
 
 def read_words(run_id: str, source: str, notes: str) -> Words:
@@ -85,6 +96,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         layout=layout[1] if layout else "",
         overlaps_expert_parallel=_EP_OVERLAP.search(notes) is not None,
         without_mtp=_NO_MTP.search(text) is not None,
+        cross_entropy_fusion=_FUSED_LOSS.search(notes) is not None,
     )
 
 
@@ -93,24 +105,15 @@ def stack_of(
 ) -> Stack:
     """The Stack of a run from its framework, release, number format and date.
 
-    Without a framework it is Megatron-LM. State dtypes are the defaults of the family: Megatron
-    keeps fp32 main gradients in bf16 training and fp16 gradients in fp16 training
-    (``accumulate_allreduce_grads_in_fp32``); FSDP families shard fp32 master weights.
+    Without a framework it is Megatron-LM.
     """
     family = Framework.parse(framework or "Megatron-LM")
-    fully_sharded = family in SHARDED_MASTER_WEIGHTS
-    gradient_bytes = 4.0
-    if not fully_sharded and (precision is Precision.FP16 or family in BF16_GRADIENTS):
-        gradient_bytes = 2.0
-    moments_only, with_master = 8.0, 12.0
-    optimizer_bytes = moments_only if fully_sharded else with_master
-    if _PRECISION_AWARE.search(notes):
-        optimizer_bytes = 8.0
+    weight_bytes, gradient_bytes, optimizer_bytes = _state_bytes(family, precision, notes)
     return Stack(
         framework=family,
         framework_name=framework or "Megatron-LM",
         version=version,
-        weight_bytes=4.0 if fully_sharded else 2.0,
+        weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
         flash_attention=_has_flash_attention(framework, family, source_date, notes),
@@ -121,6 +124,31 @@ def stack_of(
         vocab_divisible_by=1 if family in UNPADDED_VOCABULARY else 128,
         untied_tp_mapping=False,
     )
+
+
+def _state_bytes(family: Framework, precision: Precision, notes: str) -> tuple[float, float, float]:
+    """Bytes a parameter of weights, gradients and optimizer state.
+
+    Megatron keeps fp32 main gradients in bf16 training and fp16 gradients in fp16 training
+    (``accumulate_allreduce_grads_in_fp32``); FSDP families shard fp32 master weights; the fp16
+    optimizer of DeepSpeed keeps an fp32 gradient beside master and moments, and its BF16_Optimizer
+    fp32 gradients that are not sharded (deepspeed/runtime/bf16_optimizer.py).
+    """
+    weight, master, moments = 2.0, 4.0, 8.0
+    gradient = 2.0 if precision is Precision.FP16 or family in BF16_GRADIENTS else 4.0
+    if family in SHARDED_MASTER_WEIGHTS:
+        weight, gradient, master = 4.0, 4.0, 0.0
+    elif family is Framework.MEGATRON_DEEPSPEED:
+        gradient, master = (2.0, 8.0) if precision is Precision.FP16 else (6.0, 4.0)
+    if _PURE_16_BIT.search(notes):
+        weight, gradient, master, moments = 2.0, 2.0, 0.0, 4.0
+    if _PRECISION_AWARE.search(notes) or _16_BIT_MOMENTS.search(notes):
+        moments = 4.0
+    if _8_BIT_MOMENTS.search(notes):
+        moments = 2.0
+    if _FOUR_BIT_BASE.search(notes):
+        weight = FOUR_BIT_WEIGHT_BYTES
+    return weight, gradient, master + moments
 
 
 def _has_flash_attention(framework: str, family: Framework, source_date: str, notes: str) -> bool:

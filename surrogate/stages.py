@@ -116,7 +116,7 @@ def stage_table(cases: Cases, every_stage: bool = False) -> tuple[StageColumns, 
         recomputed_per_chunk(config),
         config.recompute_layer_ids * (config.recompute == int(Recompute.FULL)),
     )
-    first, index = _distinct_rows(keys)
+    first, index = distinct_rows(keys)
     layers = [_layers_of(model) for model in cases.models]
     blocks = []
     for row in first:
@@ -143,7 +143,7 @@ def recomputed_per_chunk(config: ConfigTable) -> Column:
     return np.where(config.recompute == int(Recompute.FULL), per_chunk, 0)
 
 
-def _distinct_rows(keys: tuple[Column, ...]) -> tuple[Column, Column]:
+def distinct_rows(keys: tuple[Column, ...]) -> tuple[Column, Column]:
     """First row of each distinct key and the key number of each row; keys are small integers."""
     packed: Column = np.zeros(len(keys[1]), dtype=np.int64)
     size = 1

@@ -1,0 +1,126 @@
+"""What a GPU holds besides states and activations: logits, dispatch, FSDP and communication
+buffers, the allocator's reserve and the runtime.
+
+Where each counter of a framework looks: *allocated* is live tensors, *reserved* what the caching
+allocator keeps for them, *device* that and all that lives outside the allocator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.choices import MoeDispatcher, Sharding
+from surrogate.activations import expert_tokens, sequence_shards, tokens_per_microbatch
+from surrogate.cases import Cases
+from surrogate.memory_constants import MemoryConstants
+from surrogate.stages import StageColumns
+from surrogate.states import StageParameters, column, padded_vocab, shards
+
+Column = NDArray[Any]
+
+GIB = 2.0**30
+COMPUTE_BYTES = 2.0
+
+
+class Outside(NamedTuple):
+    """Bytes beyond the live tensors, (n,), and how much the allocator reserves per byte."""
+
+    reserved_factor: Column
+    reserved_base: Column
+    device: Column
+
+
+def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
+    """Logits, their fp32 copy and gradient, and the loss of one microbatch, (n,)."""
+    family = cases.stack.framework
+    per_entry = np.where(
+        cases.config.cross_entropy_fusion,
+        constants.fused_logits_bytes[family],
+        constants.logits_bytes[family],
+    )
+    entries = tokens_per_microbatch(cases) * padded_vocab(cases) / cases.config.tp
+    return np.asarray(entries * per_entry)
+
+
+def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
+    """Buffers of the token exchange of one MoE layer, (n,).
+
+    All-to-all holds the permuted tokens it sends and receives. Sync-free stages size the dispatch
+    output (2) and the permuted input (3) for the case that every token of the group arrives
+    (Primus primus_turbo.py).
+    """
+    c, m = cases.config, cases.model
+    tokens = tokens_per_microbatch(cases)
+    group = c.ep * c.etp
+    permuted = tokens * expert_tokens(cases) * m.hidden_size * COMPUTE_BYTES
+    sent = constants.dispatch_copies * permuted
+    local = tokens / sequence_shards(cases)
+    arriving = local * group * m.hidden_size * COMPUTE_BYTES
+    worst = np.where(c.sync_free_stage >= 2, arriving, 0.0)
+    copies = np.minimum(m.moe_topk, np.maximum(m.num_experts / c.ep, 1))
+    worst = worst + np.where(c.sync_free_stage >= 3, arriving * copies - permuted, 0.0)
+    deep = c.moe_dispatcher >= int(MoeDispatcher.DEEPEP)
+    buffers = np.where(deep, np.maximum(sent, worst), sent + worst)
+    return np.where((m.num_experts > 0) & (group > 1), buffers, 0.0)
+
+
+def unsharded_bytes(
+    cases: Cases, stages: StageColumns, parameters: StageParameters, constants: MemoryConstants
+) -> Column:
+    """Whole copies of the layers that run while weights are sharded over data parallelism, (n, k).
+
+    The layer that computes and the prefetched one are gathered in 16 bit, and the gradients of one
+    layer wait for their reduce-scatter (FSDP2, arXiv 2304.11277).
+    """
+    sharded = cases.config.sharding >= int(Sharding.ZERO3)
+    if not sharded.any():
+        return np.zeros(())
+    family = cases.stack.framework
+    c, m = cases.config, cases.model
+    dense_shards, expert_shards = shards(cases)
+    attention = m.attention_sharded / c.tp + m.attention_replicated + m.norm_params
+    dense = attention + m.dense_mlp_sharded / c.tp
+    shared = m.shared_expert_sharded / c.tp + m.router_params
+    gathered_experts = m.num_experts * m.expert_params / (c.ep * c.etp) * (expert_shards > 1)
+    moe = attention + shared + gathered_experts
+    layer = np.maximum(
+        column(dense) * (stages.dense_layers > 0), column(moe) * (stages.moe_layers > 0)
+    )
+    whole = layer * column(constants.unsharded_layers[family])
+    ends = (stages.has_embedding | stages.has_output) * column(
+        padded_vocab(cases) * m.hidden_size / c.tp
+    )
+    size = COMPUTE_BYTES * (whole + ends)
+    size = size + layer * column(4.0 * constants.prefetched_gradients[family])
+    del parameters
+    return size * column(sharded & (dense_shards > 1))
+
+
+def communicators(cases: Cases) -> Column:
+    """Process groups of more than one rank that hold device buffers, (n,)."""
+    c = cases.config
+    num_gpus = cases.cluster.num_gpus
+    dp = c.data_parallel(num_gpus) * c.cp
+    groups = (c.tp > 1) + 1.0 * (c.cp > 1) + 2.0 * (c.pp > 1) + (dp > 1)
+    return np.asarray(groups + 2.0 * (c.ep * c.etp > 1) * (cases.model.num_experts > 0))
+
+
+def outside(cases: Cases, constants: MemoryConstants) -> Outside:
+    """The allocator's reserve and what the runtime and the collectives hold, (n,)."""
+    family = cases.stack.framework
+    vendor = np.asarray(cases.cluster.is_amd).astype(np.int64)
+    fragmentation = np.where(
+        cases.stack.expandable_segments,
+        constants.expandable_fragmentation,
+        constants.fragmentation[family],
+    )
+    exchanges = (cases.config.ep > 1) & (cases.model.num_experts > 0)
+    device = constants.context_gib[vendor] + constants.communicator_gib[vendor] * communicators(
+        cases
+    )
+    device = device + np.where(exchanges, constants.moe_device_gib[vendor], 0.0)
+    base = constants.reserved_base_gib[family] * GIB
+    return Outside(1.0 + fragmentation, base, device * GIB)

@@ -1,0 +1,74 @@
+"""The constants of the memory model, from their file to arrays that rows index by framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.stack import Framework
+from surrogate.constants import shipped_constants
+
+Column = NDArray[Any]
+
+BY_FRAMEWORK = "by framework"
+BY_VENDOR = "by vendor"
+FRAMEWORKS = tuple(framework.name.lower() for framework in sorted(Framework))
+VENDORS = ("nvidia", "amd")
+
+
+@dataclass(frozen=True)
+class MemoryConstants:
+    """Constants of the memory model.
+
+    Fields are arrays: shape () where one value holds everywhere, (frameworks,) by Framework code,
+    (2,) by vendor (nvidia, amd). In the file they are ``name``, ``name/framework`` and
+    ``name/vendor``. Meanings and units are in the file.
+    """
+
+    activation_scale: Column
+    op_level_checkpoint: Column
+    gated_mlp_copies: Column
+    norm_bytes: Column
+    logits_bytes: Column
+    fused_logits_bytes: Column
+    backward_copies: Column
+    checkpoint_bytes: Column
+    fp8_weight_bytes: Column
+    fp8_saved_input: Column
+    expert_output_copies: Column
+    deepep_output_copies: Column
+    dispatch_copies: Column
+    unsharded_layers: Column
+    prefetched_gradients: Column
+    state_scale: Column
+    optimizer_temporary: Column
+    allocated_base_gib: Column
+    fragmentation: Column
+    expandable_fragmentation: Column
+    reserved_base_gib: Column
+    context_gib: Column
+    communicator_gib: Column
+    moe_device_gib: Column
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, float]) -> MemoryConstants:
+        """Arrays from ``name`` or ``name/key`` -> value."""
+        columns = {}
+        for field in fields(cls):
+            if field.name in values:
+                columns[field.name] = np.array(values[field.name])
+                continue
+            keys = VENDORS if f"{field.name}/amd" in values else FRAMEWORKS
+            columns[field.name] = np.array([values[f"{field.name}/{key}"] for key in keys])
+        return cls(**columns)
+
+
+@lru_cache(maxsize=1)
+def shipped_memory_constants() -> MemoryConstants:
+    """The constants that ship with the package."""
+    return MemoryConstants.from_values(shipped_constants("memory_constants").values())

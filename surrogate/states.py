@@ -1,0 +1,160 @@
+"""Model states of every pipeline stage: parameters by how they are sharded, and their bytes.
+
+Parameters fall into three groups: what tensor parallelism shards, what it replicates (norms,
+router, latent down-projections) and experts, which expert parallelism shards. Data parallelism
+then shards optimizer state, gradients or weights of the first two over DP*CP ranks and of the
+experts over the expert data-parallel ranks (Megatron ``intra_dp_cp_group``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.choices import Precision, Sharding, TrainingKind
+from surrogate.cases import Cases
+from surrogate.memory_constants import MemoryConstants
+from surrogate.stages import StageColumns
+
+Column = NDArray[Any]
+
+FROZEN_WEIGHT_BYTES = 2.0
+"""Bytes of a frozen base weight in low-rank fine-tuning unless the Stack states fewer (4-bit)."""
+
+
+class StageParameters(NamedTuple):
+    """Parameters of one GPU of each stage, (n, k): after TP and EP, before data parallelism."""
+
+    sharded: Column
+    replicated: Column
+    experts: Column
+
+    @property
+    def dense_side(self) -> Column:
+        """Everything but the experts."""
+        total: Column = self.sharded + self.replicated
+        return total
+
+    @property
+    def total(self) -> Column:
+        """All parameters that a GPU holds."""
+        total: Column = self.sharded + self.replicated + self.experts
+        return total
+
+
+class StateBytes(NamedTuple):
+    """Bytes of a GPU of each stage, (n, k)."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+
+
+def column(values: Any) -> Column:
+    """A row column, () or (n,), as (1, 1) or (n, 1), to broadcast over stages."""
+    return np.reshape(values, (-1, 1))
+
+
+def padded_vocab(cases: Cases) -> Column:
+    """Vocabulary padded to a multiple of ``vocab_divisible_by * tp``, shape (n,)."""
+    multiple = cases.stack.vocab_divisible_by * cases.config.tp
+    return np.asarray(-(-cases.model.vocab_size // multiple) * multiple)
+
+
+def stage_parameters(cases: Cases, stages: StageColumns) -> StageParameters:
+    """Parameters of one GPU of each stage, shape (n, k).
+
+    With pipeline parallelism a tied embedding exists on the first and on the last stage, and a
+    stage with MTP layers holds a copy of the embedding (Megatron gpt_model.py).
+    """
+    m, c = cases.model, cases.config
+    hidden = column(m.hidden_size)
+    is_moe = column(m.num_experts > 0)
+    mtp = stages.mtp_layers
+    layers = stages.dense_layers + stages.moe_layers + mtp
+    moe = stages.moe_layers + mtp * is_moe
+    dense = layers - moe
+    has_mtp = mtp > 0
+    looks_up = stages.has_embedding | has_mtp
+    copies = np.where(
+        column(m.tied_embeddings),
+        looks_up | stages.has_output,
+        looks_up.astype(np.float64) + stages.has_output,
+    )
+    sharded = (
+        column(m.attention_sharded) * layers
+        + column(m.dense_mlp_sharded) * dense
+        + column(m.shared_expert_sharded) * moe
+        + copies * column(padded_vocab(cases) * m.hidden_size)
+    ) / column(c.tp)
+    replicated = (
+        column(m.attention_replicated + m.norm_params) * layers
+        + column(m.dense_mlp_replicated) * dense
+        + column(m.shared_expert_replicated + m.router_params) * moe
+        + column(m.learned_positions * m.hidden_size) * stages.has_embedding
+        + column(m.hidden_size * (1 + m.layer_norm_bias)) * stages.has_output
+    )
+    if has_mtp.any():
+        sharded = sharded + mtp * 2 * hidden**2 / column(c.tp)
+        replicated = replicated + mtp * 3 * hidden
+    per_rank = m.num_experts * m.expert_params / (c.ep * c.etp)
+    return StageParameters(sharded, replicated, column(per_rank) * moe)
+
+
+def shards(cases: Cases) -> tuple[Column, Column]:
+    """Data-parallel ranks that share dense and expert state, each (n,), at least 1."""
+    c = cases.config
+    replicas = np.maximum(c.replicate, 1)
+    dense = np.maximum(c.data_parallel(cases.cluster.num_gpus) * c.cp // replicas, 1)
+    experts = c.expert_data_parallel(cases.cluster.num_gpus) // replicas
+    return dense, np.maximum(experts, 1)
+
+
+def state_bytes(
+    cases: Cases, parameters: StageParameters, constants: MemoryConstants
+) -> StateBytes:
+    """Weights, gradients and optimizer state of a GPU of each stage, (n, k) bytes."""
+    c, s = cases.config, cases.stack
+    dense_shards, expert_shards = shards(cases)
+    dense, experts = parameters.dense_side, parameters.experts
+    by_dense, by_expert = column(1.0 / dense_shards), column(1.0 / expert_shards)
+
+    def sharded(from_level: Sharding) -> Column:
+        """Parameters whose state a GPU keeps where sharding starts at this level."""
+        level = column(c.sharding >= int(from_level))
+        kept: Column = dense * np.where(level, by_dense, 1.0)
+        kept += experts * np.where(level, by_expert, 1.0)
+        return kept
+
+    held = sharded(Sharding.ZERO3)
+    trained_weights = column(s.weight_bytes)
+    on_device = 1.0 - s.optimizer_offload_fraction
+    optimizer = sharded(Sharding.ZERO1) * column(s.optimizer_bytes * on_device)
+    gradients = sharded(Sharding.ZERO2) * column(s.gradient_bytes)
+    weights = held * trained_weights
+    is_fp8 = c.precision >= int(Precision.FP8)
+    if is_fp8.any():
+        weights = weights + held * column(np.where(is_fp8, constants.fp8_weight_bytes, 0.0))
+    is_lora = cases.workload.kind == int(TrainingKind.LORA)
+    if np.any(is_lora):
+        adapters = _adapter_parameters(cases, parameters)
+        lora = column(is_lora)
+        frozen = held * np.minimum(trained_weights, FROZEN_WEIGHT_BYTES)
+        weights = np.where(lora, frozen + adapters * trained_weights, weights)
+        gradients = np.where(lora, adapters * column(s.gradient_bytes), gradients)
+        optimizer = np.where(lora, adapters * column(s.optimizer_bytes * on_device), optimizer)
+    return StateBytes(weights, gradients, optimizer)
+
+
+def _adapter_parameters(cases: Cases, parameters: StageParameters) -> Column:
+    """Trained parameters of low-rank adapters on every linear layer, (n, k).
+
+    A matrix of p = in*out parameters gets r*(in + out); with a mean width w of sqrt(p) that is
+    2*r*p/w. The mean width of attention and MLP matrices is taken between hidden and MLP size.
+    """
+    m = cases.model
+    mlp = np.where(m.num_experts > 0, m.moe_ffn_hidden_size, m.ffn_hidden_size)
+    width = np.sqrt(np.maximum(m.hidden_size * np.maximum(mlp, 1), 1))
+    return parameters.total * column(2.0 * cases.workload.lora_rank / width)
