@@ -1,0 +1,142 @@
+"""Primus experiment YAML: the writer of experiments that reproduce a config."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specs.choices import TrainingKind
+from specs.config import TrainingConfig
+from specs.errors import InputError
+from specs.formats.experiment import Experiment
+from specs.formats.megatron.model import write_model
+from specs.formats.megatron.overrides import write_config
+from specs.formats.megatron.stack import write_stack
+from specs.formats.primus.presets import find_root, load_presets
+from specs.formats.primus.reader import is_primus, read_module
+from specs.formats.primus.torchtitan_writer import torchtitan_overlay
+from specs.formats.yaml_files import deep_merge, fill_environment, read_chain
+from specs.stack import Framework, Stack
+from specs.workload import Workload
+
+_NEUTRAL = (None, False, 0, 1)
+
+
+def overlay(config: TrainingConfig, workload: Workload, stack: Stack) -> dict[str, Any]:
+    """The complete overrides of a config: merged over any baseline they reproduce it.
+
+    Raises:
+        InputError: the framework has no keys for an axis value.
+    """
+    if stack.framework is Framework.TORCHTITAN:
+        return torchtitan_overlay(config, workload)
+    return {
+        "seq_length": workload.seq_len,
+        "max_position_embeddings": max(workload.seq_len, workload.model.learned_positions),
+        "global_batch_size": workload.global_batch_size,
+        "mtp_num_layers": workload.model.mtp_layers,
+        "moe_expert_capacity_factor": workload.capacity_factor or None,
+    } | write_config(config, workload.model, stack, primus=True)
+
+
+def write_experiment(experiment: Experiment, config: TrainingConfig) -> dict[str, Any]:
+    """A Primus experiment that runs ``config`` on the experiment's workload.
+
+    The experiment's own Primus YAML is kept, with the overlay merged into its overrides; without
+    one a self-contained experiment over ``language_model.yaml`` is made.
+
+    Raises:
+        InputError: the framework has no keys for an axis value, the model or the stack, or the
+            Primus checkout does not know a key and would drop it.
+    """
+    written = overlay(config, experiment.workload, experiment.stack)
+    source = experiment.source
+    if source is not None and source.suffix in (".yaml", ".yml"):
+        content = read_chain(source)
+        if is_primus(content):
+            return _over(content, source, written)
+    if experiment.stack.framework not in (Framework.PRIMUS, Framework.MEGATRON):
+        raise InputError(f"Primus does not run {experiment.stack.framework_name}.")
+    return _alone(experiment, config, written)
+
+
+def _over(content: dict[str, Any], source: Path, written: dict[str, Any]) -> dict[str, Any]:
+    """The source's own content with the overlay in its overrides."""
+    filled = fill_environment(content, str(source))
+    module = read_module(filled, source)
+    root = find_root(source)
+    if root is not None and module.framework == "megatron":
+        presets = load_presets(root, module.framework, module.config, module.model)
+        known = presets.known_keys()
+        dropped = [key for key in written if key not in known]
+        if lost := [key for key in dropped if written[key] not in _NEUTRAL]:
+            raise InputError(
+                f"the Primus checkout {root} does not know {', '.join(lost)} and would drop it; "
+                "use a newer checkout or leave that axis at its baseline."
+            )
+        written = {key: value for key, value in written.items() if key in known}
+    overrides = {"modules": {module.name: {"overrides": written}}}
+    return deep_merge(content, overrides)
+
+
+def _alone(
+    experiment: Experiment, config: TrainingConfig, written: dict[str, Any]
+) -> dict[str, Any]:
+    """An experiment that needs no preset of the model: every size is among its overrides."""
+    workload, stack = experiment.workload, experiment.stack
+    overrides: dict[str, Any] = {
+        "mock_data": True,
+        "tokenizer_type": "NullTokenizer",
+        "attention_softmax_in_fp32": True,
+    }
+    if workload.model.is_moe:
+        overrides["moe_router_force_load_balancing"] = True
+    overrides |= write_model(workload.model) | write_stack(stack, config.precision)
+    if stack.turbo:
+        overrides["use_turbo_attention"] = True
+        overrides["use_turbo_grouped_gemm"] = workload.model.is_moe and stack.grouped_gemm
+    name, preset = "pre_trainer", "pre_trainer.yaml"
+    if workload.kind is not TrainingKind.PRETRAIN:
+        name, preset = "post_trainer", "sft_trainer.yaml"
+        lora = workload.kind is TrainingKind.LORA
+        overrides |= {"stage": "sft", "lora": {"enabled": lora, "dim": workload.lora_rank or 32}}
+    return {
+        "work_group": "${PRIMUS_TEAM:amd}",
+        "user_name": "${PRIMUS_USER:root}",
+        "exp_name": f"${{PRIMUS_EXP_NAME:{experiment.name}}}",
+        "workspace": "${PRIMUS_WORKSPACE:./output}",
+        "modules": {
+            name: {
+                "framework": "megatron",
+                "config": preset,
+                "model": "language_model.yaml",
+                "overrides": overrides | written,
+            }
+        },
+    }
+
+
+def write_overlay(
+    path: Path, experiment: Experiment, config: TrainingConfig, comments: tuple[str, ...] = ()
+) -> None:
+    """Writes the experiment that runs ``config`` as a YAML file, whole or not at all.
+
+    Raises:
+        InputError: see ``write_experiment``, or the file cannot be written.
+    """
+    content = write_experiment(experiment, config)
+    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
+    text = head + yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}.") from None
