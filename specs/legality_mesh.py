@@ -166,6 +166,15 @@ def layout_runs(s: Scope) -> Mask:
     return np.asarray(s.layout_problems[0] != 0)
 
 
+@rule(
+    "schedule {schedule} needs {model.num_layers} layers to divide by 2*pp = 2*{pp}",
+    "primus/core/pipeline_parallel/primuspipe/pipeline_launcher.py",
+)
+def v_shape_divides(s: Scope) -> Mask:
+    """V schedules split the layers evenly over two chunks a rank."""
+    return np.asarray(s.is_v_shaped & (s.workload.model.num_layers % (2 * s.table.pp) != 0))
+
+
 _SINGLE_CHUNK = (
     Schedule.ONE_F_ONE_B,
     Schedule.GPIPE,

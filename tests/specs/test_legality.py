@@ -78,6 +78,10 @@ ON_MIXTRAL: list[tuple[dict[str, Any], set[str]]] = [
     ({"schedule": Schedule.INTERLEAVED}, {"schedule_chunks"}),
     ({"schedule": Schedule.V_MIN}, {"schedule_chunks"}),
     ({"vpp": 4, "schedule": Schedule.ZBV}, {"schedule_chunks", "layout_runs"}),
+    (
+        {"pp": 16, "ep": 4, "layout": "Et*2|" + "t*2|" * 23 + "t*1|" * 7 + "tL"} | V_HALF,
+        {"v_shape_divides"},
+    ),
     ({"pp": 1, "schedule": Schedule.ZB_H1}, {"schedule_needs_pipeline"}),
     ({"schedule": Schedule.GPIPE}, {"schedule_offered"}),
     (V_HALF, set()),

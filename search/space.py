@@ -1,0 +1,409 @@
+"""The legal space of a job: counted, enumerated in chunks and sampled, never held in memory whole.
+
+A config splits into a core (mesh, micro-batch, pipeline) and features (recomputation, dispatch,
+precision, sharding, fused loss, overlap). All legal cores are enumerated first. Which features go
+with a core depends on few facts about it (is tp > 1, which schedule ...), so the features are
+judged once for each combination of facts, and the space is the join of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.axes import (
+    Axes,
+    Job,
+    Narrowing,
+    axis_values,
+    explicit_shape,
+    parsed,
+    recompute_bundles,
+)
+from specs.choices import MoeDispatcher, Overlap, Precision, RecomputeMethod, Schedule, Sharding
+from specs.cluster import Cluster
+from specs.config import AXES, ConfigTable, TrainingConfig
+from specs.layout import is_explicit
+from specs.legality import violations
+from specs.legality_scope import Mask
+from specs.stack import Stack
+from specs.workload import Workload
+
+Column = NDArray[Any]
+
+CHUNK_ROWS = 1 << 16
+CORE_COLUMNS = (
+    *("tp", "pp", "vpp", "layout", "cp", "cp_comm", "ep", "etp", "mbs"),
+    *("schedule", "microbatch_group", "sequence_parallel"),
+)
+BUNDLE_COLUMNS = tuple(name for name in AXES if name.startswith("recompute"))
+OTHER_COLUMNS = tuple(n for n in AXES if n not in (*CORE_COLUMNS, *BUNDLE_COLUMNS))
+YIELDING = ("moe_dispatcher", "sync_free_stage", "overlap")
+"""Held axes that give way where the baseline's value cannot run, as its companions would."""
+_CONTEXT_FREE = ("replicas_need_shards", "sync_free_offered", "sync_free_needs_deepep")
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Cores with the same facts lie together: group g holds cores starts[g]:starts[g+1].
+
+    ``facts`` numbers what decides which features are legal, ``layers`` is layers per chunk.
+    """
+
+    starts: Column
+    facts: Column
+    layers: Column
+
+
+@dataclass(frozen=True)
+class Space:
+    """The legal configs of a job.
+
+    ``axes`` are the values of each axis, ``narrowed`` the axes that the user pinned or narrowed.
+    Rows have a fixed order; position i is the same config on every call.
+    """
+
+    job: Job
+    axes: Axes
+    narrowed: frozenset[str]
+    full: bool
+    core: ConfigTable
+    _groups: _Groups
+    _selected: dict[tuple[int, int], Column] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[ConfigTable]:
+        """All configs in order, at most ``rows`` at a time."""
+        total = len(self)
+        return (
+            self.rows(np.arange(start, min(start + rows, total))) for start in range(0, total, rows)
+        )
+
+    def sample(self, count: int, seed: int) -> ConfigTable:
+        """``count`` distinct configs drawn uniformly (all of them where there are fewer)."""
+        total = len(self)
+        if count >= total:
+            return self.rows(np.arange(total))
+        rng = np.random.default_rng(seed)
+        return self.rows(np.sort(rng.choice(total, count, replace=False)))
+
+    def rows(self, positions: Column) -> ConfigTable:
+        """The configs at these positions (ascending), shape (n,)."""
+        if not len(positions):
+            return self.core.take(slice(0, 0))
+        group = np.searchsorted(self._ends, positions, side="right")
+        cores, features = [], []
+        for g in range(int(group[0]), int(group[-1]) + 1):
+            inside = positions[group == g] if group[0] != group[-1] else positions
+            if len(inside):
+                selected = self._features_of(g)
+                local = inside - (self._ends[g] - self._sizes[g])
+                cores.append(self._groups.starts[g] + local // len(selected))
+                features.append(selected[local % len(selected)])
+        return self._joined(np.concatenate(cores), np.concatenate(features))
+
+    def counts(self) -> dict[str, dict[str | int | bool, int]]:
+        """Axis -> value -> how many legal configs have it; values that none has are left out."""
+        groups, kinds = self._groups, len(self._others) * len(self._yielding)
+        per_core = np.repeat(self._widths, np.diff(groups.starts))
+        totals = {name: _weighed(getattr(self.core, name), per_core) for name in CORE_COLUMNS}
+        weight = np.zeros(len(self._bundles) * kinds, dtype=np.int64)
+        for g, cores in enumerate(np.diff(groups.starts)):
+            weight[self._features_of(g)] += cores
+        used = np.flatnonzero(weight)
+        rows = self._joined(np.zeros(len(used), dtype=np.int64), used)
+        for name in (*BUNDLE_COLUMNS, *OTHER_COLUMNS):
+            totals[name] = _weighed(getattr(rows, name), weight[used])
+        return {name: self._labelled(name, totals[name]) for name in AXES}
+
+    def why_empty(self) -> str:
+        """What stands in the way where no config is legal, as one sentence."""
+        table = _core_product(self.job, self.axes, self.narrowed, prefiltered=False)
+        judged = violations(table, self.job.workload, self.job.cluster, self.job.stack)
+        broken = np.sum(list(judged.masks.values()), axis=0)
+        nearest = int(np.argmin(broken))
+        if broken[nearest]:
+            return "no config is legal; the nearest is not because " + " and ".join(
+                sentence.rstrip(".") for sentence in judged.sentences(nearest)
+            )
+        return "no combination of recompute, dispatch, precision, sharding and overlap is legal"
+
+    def _labelled(self, name: str, totals: dict[int, int]) -> dict[str | int | bool, int]:
+        labels: dict[str | int | bool, int] = {}
+        for code, count in totals.items():
+            value: Any = code
+            if name == "layout":
+                value = self.core.layouts[code]
+            elif name == "recompute_layer_ids":
+                value = self._bundles.layer_id_sets[code]
+            labels[AXES[name].label(value)] = count
+        return labels
+
+    @cached_property
+    def _bundles(self) -> ConfigTable:
+        return recompute_bundles(self.axes, self.narrowed, self.job.baseline)
+
+    @cached_property
+    def _held_yielding(self) -> tuple[str, ...]:
+        """Axes that are held at the baseline and may give way."""
+        held = [n for n in YIELDING if n not in self.narrowed]
+        return () if self.full else tuple(held)
+
+    @cached_property
+    def _others(self) -> ConfigTable:
+        """Combinations of the feature axes that do not give way."""
+        free = {n: self.axes[n] for n in OTHER_COLUMNS if n not in self._held_yielding}
+        table = ConfigTable.from_columns(_grid(free))
+        job = self.job
+        judged = violations(table, job.workload, job.cluster, job.stack).masks
+        bad = np.zeros(len(table), dtype=bool)
+        for name in set(_CONTEXT_FREE) & set(judged):
+            if name != "sync_free_needs_deepep" or "moe_dispatcher" in free:
+                bad |= judged[name]
+        return table.take(~bad)
+
+    @cached_property
+    def _yielding(self) -> ConfigTable:
+        """The baseline's values of the axes that may give way, then weaker ones, best first."""
+        base, held = self.job.baseline, self._held_yielding
+        options: dict[str, list[Any]] = {
+            "moe_dispatcher": [base.moe_dispatcher, MoeDispatcher.ALLTOALL],
+            "sync_free_stage": sorted({base.sync_free_stage, min(base.sync_free_stage, 1), 0})[
+                ::-1
+            ],
+            "overlap": sorted(
+                {Overlap(base.overlap & Overlap(part)) for part in range(8)},
+                key=lambda overlap: -int(overlap).bit_count(),
+            ),
+        }
+        return ConfigTable.from_columns(_grid({n: dict.fromkeys(options[n]) for n in held}))
+
+    @cached_property
+    def _chosen(self) -> dict[int, Column]:
+        """Facts -> for each (recompute kind, other) the yielding row that is legal first, or -1."""
+        first, kind = self._bundle_kinds
+        kinds, others, yielding = len(first), len(self._others), len(self._yielding)
+        flat = np.arange(kinds * others * yielding)
+        bundle = first[flat // (others * yielding)]
+        features = bundle * (others * yielding) + flat % (others * yielding)
+        chosen: dict[int, Column] = {}
+        for fact, start in zip(self._groups.facts, self._groups.starts[:-1], strict=True):
+            if int(fact) not in chosen:
+                rows = self._joined(np.full(len(flat), start), features)
+                legal = self.job.legal(rows).reshape(kinds, others, yielding)
+                best = np.where(legal.any(axis=2), legal.argmax(axis=2), -1)
+                chosen[int(fact)] = best[kind]
+        return chosen
+
+    @cached_property
+    def _bundle_kinds(self) -> tuple[Column, Column]:
+        """(first bundle of each kind, kind of each bundle): counts of layers share a kind."""
+        b = self._bundles
+        key = b.recompute + 4 * b.recompute_method + 16 * b.recompute_modules
+        key = key + 4096 * b.recompute_layer_ids
+        _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+        return first, kind
+
+    def _features_of(self, group: int) -> Column:
+        """Features that go with the cores of a group, as indices into the join of features."""
+        fact, layers = int(self._groups.facts[group]), int(self._groups.layers[group])
+        key = (fact, layers)
+        if key not in self._selected:
+            if len(self._selected) > 64:
+                self._selected.clear()
+            chosen = self._chosen[fact]
+            usable = (chosen >= 0) & self._counts_usable(layers)[:, None]
+            bundle, other = np.nonzero(usable)
+            others, yielding = len(self._others), len(self._yielding)
+            self._selected[key] = (bundle * others + other) * yielding + chosen[usable]
+        return self._selected[key]
+
+    def _counts_usable(self, layers_per_chunk: int) -> Mask:
+        """Bundles whose layer count says something new for chunks of so many layers."""
+        b = self._bundles
+        if "recompute_layers" in self.narrowed:
+            return np.ones(len(b), dtype=bool)
+        block = b.recompute_method == RecomputeMethod.BLOCK
+        own = self.job.baseline.recompute_layers if not self.full else 0
+        return np.asarray(
+            ~block | (b.recompute_layers <= layers_per_chunk) | (b.recompute_layers == own)
+        )
+
+    @cached_property
+    def _widths(self) -> Column:
+        """Features a core of each group."""
+        width: dict[tuple[int, int], int] = {}
+        for fact, layers in set(zip(self._groups.facts, self._groups.layers, strict=True)):
+            usable = self._counts_usable(int(layers))
+            width[int(fact), int(layers)] = int((self._chosen[int(fact)][usable] >= 0).sum())
+        pairs = zip(self._groups.facts, self._groups.layers, strict=True)
+        return np.array([width[int(f), int(n)] for f, n in pairs], dtype=np.int64)
+
+    @cached_property
+    def _sizes(self) -> Column:
+        return np.asarray(np.diff(self._groups.starts) * self._widths)
+
+    @cached_property
+    def _ends(self) -> Column:
+        return np.cumsum(self._sizes)
+
+    def _joined(self, cores: Column, features: Column) -> ConfigTable:
+        """Cores and features side by side."""
+        others, yielding = len(self._others), len(self._yielding)
+        bundle, rest = np.divmod(features, others * yielding)
+        other, giving = np.divmod(rest, yielding)
+        columns: dict[str, Column] = {}
+        for name in AXES:
+            if name in CORE_COLUMNS:
+                columns[name] = getattr(self.core, name)[cores]
+            elif name in BUNDLE_COLUMNS:
+                columns[name] = getattr(self._bundles, name)[bundle]
+            elif name in self._held_yielding:
+                columns[name] = getattr(self._yielding, name)[giving]
+            else:
+                columns[name] = getattr(self._others, name)[other]
+        return ConfigTable(
+            **columns, layouts=self.core.layouts, layer_id_sets=self._bundles.layer_id_sets
+        )
+
+
+def build_space(
+    workload: Workload,
+    cluster: Cluster,
+    stack: Stack,
+    baseline: TrainingConfig,
+    narrowing: Narrowing | None = None,
+    full: bool = False,
+) -> Space:
+    """The legal space of a job around a baseline, with some axes pinned or narrowed.
+
+    Args:
+        workload, cluster, stack: the job.
+        baseline: the config to start from; axes that do not vary are held at its values.
+        narrowing: axis -> the only values it may take (members or labels).
+        full: vary every axis; else those of ``search.axes.CORE_AXES``.
+
+    Raises:
+        InputError: the narrowing names an unknown axis or value.
+    """
+    job = Job(workload, cluster, stack, baseline)
+    own = parsed(narrowing or {})
+    axes = axis_values(job, full, own) | own
+    narrowed = frozenset(own)
+    core = _core_product(job, axes, narrowed, prefiltered=True)
+    core, groups = _grouped(job, core.take(job.legal(core)), axes["replicate"])
+    return Space(job, {n: axes[n] for n in AXES}, narrowed, full, core, groups)
+
+
+def _core_product(job: Job, axes: Axes, narrowed: frozenset[str], prefiltered: bool) -> ConfigTable:
+    """All cores, with features that every job can run; most illegal meshes are cut on the way."""
+    world = job.cluster.num_gpus
+    mesh = _grid({name: axes[name] for name in ("tp", "pp", "cp", "ep", "etp")})
+    if prefiltered:
+        etp = np.where(mesh["etp"] == 0, mesh["tp"], mesh["etp"])
+        exact = world % (mesh["tp"] * mesh["pp"] * mesh["cp"]) == 0
+        exact &= world % (etp * mesh["ep"] * mesh["pp"]) == 0
+        mesh = {name: column[exact] for name, column in mesh.items()}
+    layouts = ("", *(text for text in axes["layout"] if text))
+    plain = {
+        "moe_dispatcher": MoeDispatcher.ALLTOALL,
+        "precision": next(p for p in Precision if job.cluster.gpu.supports(p)),
+        "sharding": Sharding.NONE,
+    }
+    parts = []
+    for pp in dict.fromkeys(mesh["pp"].tolist()):
+        of_pp = {name: column[mesh["pp"] == pp] for name, column in mesh.items()}
+        chunks = _pipelines(pp, axes, layouts, "layout" in narrowed)
+        free = {name: axes[name] for name in ("cp_comm", "microbatch_group", "mbs")}
+        joined = _cross(_cross(of_pp, chunks), _grid(free))
+        joined = _with_sequence_parallel(joined, job, axes, "sequence_parallel" in narrowed)
+        joined = _without_inert(joined, axes)
+        parts.append(ConfigTable.from_columns({**joined, **plain}, layouts=layouts))
+    return ConfigTable.concat(parts) if parts else ConfigTable.from_configs([])
+
+
+def _pipelines(
+    pp: int, axes: Axes, layouts: tuple[str, ...], layout_narrowed: bool
+) -> dict[str, Column]:
+    """(vpp, schedule, layout) that belong to a pipeline of pp ranks, columns of one length."""
+    wanted = {text or "" for text in axes["layout"]}
+    rows = []
+    for vpp, schedule in product(axes["vpp"], axes["schedule"]):
+        if vpp > 1 and pp == 1:
+            continue
+        for index, text in enumerate(layouts):
+            if text not in wanted or (pp == 1 and text and not layout_narrowed):
+                continue
+            if not is_explicit(text) or explicit_shape(text, pp) == vpp or layout_narrowed:
+                rows.append((vpp, int(schedule), index))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return dict(zip(("vpp", "schedule", "layout"), columns, strict=True))
+
+
+def _with_sequence_parallel(
+    columns: dict[str, Column], job: Job, axes: Axes, narrowed: bool
+) -> dict[str, Column]:
+    """Sequence parallelism comes with tp unless the baseline does without, or as narrowed."""
+    if narrowed:
+        return _cross(columns, _grid({"sequence_parallel": axes["sequence_parallel"]}))
+    wanted = job.baseline.sequence_parallel or job.baseline.tp == 1
+    return {**columns, "sequence_parallel": (columns["tp"] > 1) & wanted}
+
+
+def _without_inert(columns: dict[str, Column], axes: Axes) -> dict[str, Column]:
+    """Rows without repeats: where an axis has no effect only its first value stays."""
+    first = {name: values[0] for name, values in axes.items()}
+    keep = (columns["cp"] > 1) | (columns["cp_comm"] == first["cp_comm"])
+    grouped = (columns["schedule"] == Schedule.INTERLEAVED) & (columns["vpp"] > 1)
+    keep &= grouped | (columns["microbatch_group"] == first["microbatch_group"])
+    if len(axes["sequence_parallel"]) > 1:
+        keep &= (columns["tp"] > 1) | (columns["sequence_parallel"] == first["sequence_parallel"])
+    return {name: column[keep] for name, column in columns.items()}
+
+
+def _grouped(job: Job, core: ConfigTable, replicas: tuple[int, ...]) -> tuple[ConfigTable, _Groups]:
+    """Cores sorted by the facts that decide which features are legal with them."""
+    scope = job.scope(core)
+    facts = scope.splits_weight_gradient.astype(np.int64) + scope.is_v_shaped
+    for column in (core.tp, core.pp, core.ep, core.cp, core.vpp):
+        facts = 2 * facts + (column > 1)
+    facts = 2 * facts + core.sequence_parallel
+    for count in replicas:
+        facts = 2 * facts + ((scope.dp % count == 0) & (scope.edp % count == 0))
+    layers = -(-job.workload.model.num_layers // (core.pp * core.vpp))
+    order = np.lexsort((layers, facts))
+    facts, layers = facts[order], layers[order]
+    edges = (facts[1:] != facts[:-1]) | (layers[1:] != layers[:-1])
+    starts = np.concatenate(([0], np.flatnonzero(edges) + 1)) if len(facts) else np.zeros(0, int)
+    bounds = np.append(starts, len(facts)).astype(np.int64)
+    return core.take(order), _Groups(bounds, facts[starts], layers[starts])
+
+
+def _grid(axes: Any) -> dict[str, Column]:
+    """The cross product of some axes, the first varying slowest, as columns of one length."""
+    lists = [[int(value) for value in values] for values in axes.values()]
+    grids = np.meshgrid(*lists, indexing="ij") if lists else []
+    return {name: grid.ravel() for name, grid in zip(axes, grids, strict=True)}
+
+
+def _cross(left: dict[str, Column], right: dict[str, Column]) -> dict[str, Column]:
+    """Every row of the left with every row of the right."""
+    n, m = (len(next(iter(side.values()))) for side in (left, right))
+    repeated = {name: np.repeat(column, m) for name, column in left.items()}
+    return repeated | {name: np.tile(column, n) for name, column in right.items()}
+
+
+def _weighed(column: Column, weights: Column) -> dict[int, int]:
+    """Value -> sum of weights of the rows that have it, for values of some weight."""
+    values, place = np.unique(column, return_inverse=True)
+    sums = np.zeros(len(values), dtype=np.int64)
+    np.add.at(sums, place, weights)
+    return {int(v): int(s) for v, s in zip(values, sums, strict=True) if s}
