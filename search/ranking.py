@@ -19,9 +19,20 @@ FIT_PROBABILITY = 0.5
 class Projected(Protocol):
     """The columns of a projection that ranking reads, each of shape (n,)."""
 
-    tokens_per_s_per_gpu: Column
-    device_gib: Column
-    fit_probability: Column
+    @property
+    def tokens_per_s_per_gpu(self) -> Column:
+        """Projected throughput."""
+        ...
+
+    @property
+    def device_gib(self) -> Column:
+        """Projected peak of the fullest stage."""
+        ...
+
+    @property
+    def fit_probability(self) -> Column:
+        """Probability that the peak stays below capacity."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""Safe names and atomic writes for everything that a study leaves on disk."""
+"""Safe names, strict JSON and atomic writes for everything that a study leaves on disk."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from specs.errors import InputError
 
@@ -76,3 +79,27 @@ def write_atomically(path: Path, text: str) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def to_json(content: Any) -> str:
+    """Strict JSON: numpy scalars and arrays become numbers and lists, NaN and infinity null."""
+    return json.dumps(_plain(content), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in the types that JSON knows."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | bool) or value is None:
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

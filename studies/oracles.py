@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
 
-from specs.config import TrainingConfig
+from specs.config import ConfigTable, TrainingConfig
+from studies.job import Job
+from surrogate.projection import projection_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Crash:
 
 
 class Oracle(Protocol):
-    """Evaluates configs in order, yielding each outcome as soon as it is known.
+    """Evaluates one config at a time.
 
     ``name`` is what ``--oracle`` calls it. ``fingerprint`` changes whenever the same config could
     get another value: trials of different fingerprints never share a study.
@@ -44,8 +46,8 @@ class Oracle(Protocol):
     name: str
     fingerprint: str
 
-    def evaluate(self, configs: Sequence[TrainingConfig]) -> Iterator[Evaluation | Crash]:
-        """One outcome a config, in the order of ``configs``."""
+    def evaluate(self, config: TrainingConfig) -> Evaluation | Crash:
+        """What the config is worth; a failure of the oracle itself is a Crash, never raised."""
         ...
 
 
@@ -57,3 +59,30 @@ def data_fingerprint() -> str:
         if entry.is_file():
             digest.update(entry.name.encode() + b"\0" + entry.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+class SurrogateOracle:
+    """The surrogate as an oracle: what it projects is what the trial is worth."""
+
+    name = "surrogate"
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.fingerprint = data_fingerprint()
+
+    def evaluate(self, config: TrainingConfig) -> Evaluation:
+        """The projection of the config, with breakdown and memory by stage."""
+        started = time.perf_counter()
+        content = projection(self._job, config)
+        return Evaluation(
+            tokens_per_s_per_gpu=content["throughput"]["tokens_per_s_per_gpu"],
+            memory_gib=content["memory"]["peak_gib"] - content["memory"]["capacity_gib"],
+            details={"projection": content},
+            cost_s=time.perf_counter() - started,
+        )
+
+
+def projection(job: Job, config: TrainingConfig) -> dict[str, Any]:
+    """Memory and throughput of one config as the JSON of ``project`` holds them."""
+    content = projection_json(job.cases(ConfigTable.from_configs([config])))
+    return {name: content[name] for name in ("memory", "throughput")}

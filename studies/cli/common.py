@@ -5,7 +5,6 @@ Only light modules are imported here: ``foretune --help`` must not wait for nump
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -117,6 +116,8 @@ class Output:
     def result(self, content: Any) -> None:
         """Prints the JSON document under ``--json``; does nothing otherwise."""
         if self.as_json:
+            from studies.files import to_json
+
             sys.stdout.write(to_json(content) + "\n")
 
     @contextmanager
@@ -157,30 +158,6 @@ def number(value: Any) -> str:
     if magnitude >= 100:
         return f"{value:.1f}"
     return f"{value:.2f}" if magnitude >= 1 else f"{value:.4g}"
-
-
-def to_json(content: Any) -> str:
-    """Strict JSON: numpy scalars and arrays become numbers and lists, NaN and infinity null."""
-    return json.dumps(_plain(content), indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """``value`` in the types that JSON knows."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str | bool) or value is None:
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, int):
-        return int(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def axis_values(pairs: Iterable[str], option: str) -> dict[str, str]:

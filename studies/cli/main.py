@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import typer
 
 from studies.cli.common import run
+from studies.cli.project import project_command
+from studies.cli.tune import tune_command
 
 app = typer.Typer(
     name="foretune",
@@ -22,6 +24,10 @@ app = typer.Typer(
 @app.callback()
 def _options() -> None:
     """Exit codes: 0 done, 2 bad input, 3 nothing feasible, 1 a bug."""
+
+
+app.command("tune")(tune_command)
+app.command("project")(project_command)
 
 
 def call(arguments: Sequence[str]) -> int:

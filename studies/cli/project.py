@@ -1,0 +1,119 @@
+"""``foretune project``: memory and throughput of one config, or of every row of a table of runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from studies.cli.common import (
+    ClusterOption,
+    GpuOption,
+    InputArgument,
+    JsonOption,
+    Output,
+    SetOption,
+    axis_values,
+)
+
+if TYPE_CHECKING:
+    from studies.job import Job
+
+
+def project_command(
+    source: InputArgument,
+    cluster: ClusterOption = None,
+    gpu: GpuOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Memory and throughput of one config before it is run."""
+    from specs.errors import InputError
+    from studies.inputs import resolve
+    from studies.oracles import projection
+
+    output = Output(as_json)
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    reasons = job.why_illegal(job.baseline)
+    if reasons:
+        raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
+    content = projection(job, job.baseline)
+    output.notes(job.notes)
+    if as_json:
+        output.result({"config": job.baseline.as_labels(), **content, **about(job)})
+    else:
+        show_job(output, job)
+        show_projection(output, content)
+
+
+def about(job: Job) -> dict[str, Any]:
+    """What was projected: workload, cluster, stack and notes as JSON."""
+    experiment = job.experiment
+    workload = experiment.workload
+    return {
+        "workload": {
+            "model": workload.model.name,
+            "parameters": workload.model.total_parameters(),
+            "seq_len": workload.seq_len,
+            "global_batch_size": workload.global_batch_size,
+            "kind": workload.kind.label,
+        },
+        "cluster": {
+            "name": job.cluster.name,
+            "gpu": job.cluster.gpu.name,
+            "num_nodes": job.cluster.num_nodes,
+            "gpus_per_node": job.cluster.gpus_per_node,
+            "num_gpus": job.cluster.num_gpus,
+        },
+        "stack": {
+            "framework": experiment.stack.framework_name,
+            "version": experiment.stack.version,
+        },
+        "notes": list(job.notes),
+    }
+
+
+def show_job(output: Output, job: Job) -> None:
+    """Prints what is projected and on what."""
+    from studies.wording import describe
+
+    workload = job.experiment.workload
+    billions = workload.model.total_parameters() / 1e9
+    output.say(
+        f"{workload.model.name} ({billions:.1f} B parameters), sequence {workload.seq_len:,}, "
+        f"global batch {workload.global_batch_size:,}, {workload.kind.label}",
+        f"{job.cluster.num_nodes} nodes x {job.cluster.gpus_per_node} {job.cluster.gpu.name} "
+        f"= {job.cluster.num_gpus:,} GPUs, {job.experiment.stack.framework_name}",
+        f"config: {describe(job.baseline)}",
+    )
+
+
+def show_projection(output: Output, content: dict[str, Any]) -> None:
+    """Prints throughput, where the time goes and memory by stage."""
+    from studies.explanation import bottleneck, step_shares
+
+    speed, memory = content["throughput"], content["memory"]
+    low, high = speed["interval90"]
+    output.say(
+        "",
+        f"{speed['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU (90%: {low:,.0f} to {high:,.0f}, "
+        f"{speed['trust']}), {speed['step_time_s']:.3g} s a step, "
+        f"{speed['tflops_per_gpu']:,.0f} TFLOP/s/GPU, MFU {speed['mfu']:.1%}",
+        f"{memory['peak_gib']:.1f} of {memory['capacity_gib']:.0f} GiB, "
+        f"{'fits' if memory['fits'] else 'does not fit'} (P(fits) {memory['fit_probability']:.0%})",
+        bottleneck(content),
+    )
+    shares = [(name, seconds, f"{share:.1%}") for name, seconds, share in step_shares(content)]
+    output.table("", ("where a step goes", "s", "share"), [row for row in shares if row[1] > 0])
+    show_stages(output, memory["stages"])
+
+
+def show_stages(output: Output, stages: list[dict[str, Any]]) -> None:
+    """Prints the memory of every stage in GiB; many equal stages become one row."""
+    header = list(stages[0])
+    rows: list[list[Any]] = []
+    for stage in stages:
+        cells = [round(stage[name], 2) for name in header[1:]]
+        if rows and rows[-1][1:] == cells:
+            rows[-1][0] = f"{str(rows[-1][0]).split('-')[0]}-{stage['stage']}"
+        else:
+            rows.append([str(stage["stage"]), *cells])
+    output.table("", [name.removesuffix("_gib") for name in ("GiB by stage", *header[1:])], rows)

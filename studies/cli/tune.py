@@ -1,0 +1,164 @@
+"""``foretune tune``: the main job, from an input to a ranked, launchable configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from studies.cli.common import (
+    ClusterOption,
+    GpuOption,
+    InputArgument,
+    JsonOption,
+    OutOption,
+    Output,
+    SetOption,
+    WhyOption,
+    axis_values,
+    why_values,
+)
+from studies.cli.project import show_job, show_stages
+
+if TYPE_CHECKING:
+    from search.attribution import Effect
+    from studies.explanation import WhyNot
+    from studies.result import Found, Result
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Where trials are kept: file.db (SQLite), file.journal, or postgresql://...; "
+        "OUT/foretune.db without it.",
+        show_default=False,
+    ),
+]
+TrialsOption = Annotated[
+    int | None,
+    typer.Option("--trials", min=1, help="Trials of the study in all (64).", show_default=False),
+]
+StudySeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, help="Seed of every random draw (0).", show_default=False),
+]
+
+
+def tune_command(
+    source: InputArgument,
+    cluster: ClusterOption = None,
+    gpu: GpuOption = None,
+    settings: SetOption = None,
+    trials: TrialsOption = None,
+    storage: StorageOption = None,
+    seed: StudySeedOption = None,
+    why: WhyOption = None,
+    out: OutOption = Path("results"),
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest config that fits, with launch files; run it again to resume."""
+    from studies.explanation import why_not
+    from studies.inputs import resolve
+    from studies.result import result_of, write_files
+    from studies.training import StudyOptions, run_study
+
+    output = Output(as_json)
+    asked = why_values(why) if why else None
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    if not as_json:
+        show_job(output, job)
+    options = StudyOptions(out=out, storage=storage, trials=trials, seed=seed)
+    study = run_study(job, options, output.progress)
+    output.notes(study.notes)
+    result = result_of(study, seed or 0)
+    answer = why_not(job, result.best.config, asked) if asked else None
+    files = write_files(result)
+    if as_json:
+        output.result(result.as_json(files, answer.as_json() if answer else None))
+        return
+    show_result(output, result)
+    if answer:
+        show_answer(output, answer)
+    output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
+    output.say(*(f"  {path.name}" for path in files))
+
+
+def show_result(output: Output, result: Result) -> None:
+    """Prints baseline and best, what each change brings, memory, bottleneck and shortlist."""
+    from studies.explanation import bottleneck
+    from studies.wording import describe
+
+    study, best = result.study, result.best
+    output.say(
+        "",
+        f"{study.ranking.legal:,} legal configs, {study.ranking.refused_by_memory:,} do not fit; "
+        f"{len(study.trials)} trials, {study.rejected_by_memory} refused by memory, "
+        f"{len(study.illegal)} proposals illegal",
+    )
+    rows = [("baseline", result.baseline)] if result.baseline else []
+    rows.append(("best", best))
+    if result.safest:
+        rows.append((f"surely fits (P {_fits(result.safest):.0%})", result.safest))
+    if result.optimum.config != best.config:
+        rows.append(("optimum of the surrogate", result.optimum))
+    output.table("", _HEADER, [_row(name, found) for name, found in rows if found])
+    output.say("", f"best: {describe(best.config)}", f"best: {bottleneck(best.projection)}")
+    if result.baseline and result.attribution:
+        gain = result.attribution.together
+        output.say(f"best over baseline: {gain:+.1%}")
+        effects = [
+            (effect.change, _percent(effect.alone), _stands(effect), _percent(effect.last))
+            for effect in result.attribution.effects
+        ]
+        output.table("", ("change", "alone", "", "on top of the others"), effects)
+        for pair in result.attribution.synergies:
+            if abs(pair.gain) >= 0.005:
+                word = "more" if pair.gain > 0 else "less"
+                output.say(
+                    f"together {abs(pair.gain):.1%} {word} than apart: "
+                    f"{pair.first}  with  {pair.second}"
+                )
+    show_stages(output, best.projection["memory"]["stages"])
+    output.table(
+        "shortlist, to run for real",
+        _HEADER,
+        [_row(describe(found.config), found) for found in result.shortlist],
+    )
+
+
+_HEADER = ("", "tokens/s/GPU", "90%", "GiB", "P(fits)", "P(best)", "MFU")
+
+
+def _row(name: str, found: Found) -> tuple[str | float, ...]:
+    speed, memory = found.projection["throughput"], found.projection["memory"]
+    low, high = speed["interval90"]
+    return (
+        name,
+        speed["tokens_per_s_per_gpu"],
+        f"{low:,.0f} to {high:,.0f}",
+        memory["peak_gib"],
+        f"{memory['fit_probability']:.0%}",
+        f"{found.probability_best:.0%}",
+        f"{speed['mfu']:.1%}",
+    )
+
+
+def _fits(found: Found) -> float:
+    return float(found.projection["memory"]["fit_probability"])
+
+
+def _percent(gain: float | None) -> str:
+    return "illegal" if gain is None else f"{gain:+.1%}"
+
+
+def _stands(effect: Effect) -> str:
+    return "does not fit alone" if effect.alone_fits is False else ""
+
+
+def show_answer(output: Output, answer: WhyNot) -> None:
+    """Prints why a config is not better than the best."""
+    from studies.wording import describe
+
+    output.say("", f"why not {describe(answer.config)}?", *answer.sentences)

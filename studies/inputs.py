@@ -1,0 +1,202 @@
+"""From what a person names (a file or a shipped study, a cluster, some axes) to a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from specs.formats.cluster import read_cluster
+from specs.formats.reader import read_experiment
+
+from search.companions import with_companions
+from specs import catalog
+from specs.choices import TrainingKind
+from specs.cluster import Cluster
+from specs.config import AXES, ConfigTable
+from specs.errors import InputError
+from specs.formats.experiment import Experiment
+from specs.gpu import Gpu
+from studies.job import Job
+from surrogate.memory import memory
+
+WORKLOAD_KEYS = {
+    "seq_len": "seq_len",
+    "gbs": "global_batch_size",
+    "kind": "kind",
+    "lora_rank": "lora_rank",
+    "routing_imbalance": "routing_imbalance",
+    "capacity_factor": "capacity_factor",
+}
+"""``--set`` names that belong to the workload, not to the config."""
+
+
+def shipped_studies() -> dict[str, Path]:
+    """Name -> file of the studies that come with foretune."""
+    folder = Path(str(resources.files("studies")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_input(text: str) -> Path:
+    """The file that ``text`` names: a path, or a shipped study.
+
+    Raises:
+        InputError: it is neither.
+    """
+    path = Path(text)
+    if path.exists():
+        return path
+    studies = shipped_studies()
+    if text in studies:
+        return studies[text]
+    raise InputError(
+        f"{text} is neither a file nor a shipped study; the shipped studies are "
+        f"{', '.join(studies)}."
+    )
+
+
+def resolve(
+    text: str,
+    cluster: str | None = None,
+    gpu: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Job:
+    """The job that a command line describes.
+
+    Without a cluster (given or in the file) it is the fewest whole nodes on which the baseline is
+    legal, and fits where more nodes make it fit.
+
+    Raises:
+        InputError: a part cannot be used.
+    """
+    experiment = changed(read_experiment(find_input(text)), settings or {})
+    no_notes: tuple[str, ...] = ()
+    if cluster is not None:
+        if gpu is not None:
+            raise InputError("--cluster already names the GPU; leave out --gpu.")
+        chosen, notes = read_cluster(cluster), no_notes
+    elif experiment.cluster is not None and gpu is None:
+        chosen, notes = experiment.cluster, no_notes
+    else:
+        chosen, notes = smallest_cluster(experiment, gpu)
+    placed = experiment.on(chosen)
+    return Job(placed, chosen, (*experiment.notes, *notes))
+
+
+def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
+    """The experiment with axes of its baseline, or workload fields, set to other values.
+
+    Raises:
+        InputError: a name or a value is not known.
+    """
+    axes: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in AXES:
+            axes[name] = AXES[name].parse(value)
+        elif name in WORKLOAD_KEYS:
+            fields[WORKLOAD_KEYS[name]] = _workload_value(name, value)
+        else:
+            known = ", ".join((*AXES, *WORKLOAD_KEYS))
+            raise InputError(f"there is no axis {name!r}; --set takes {known}.")
+    baseline = with_companions(experiment.baseline, axes)
+    workload = experiment.workload.model_copy(update=fields)
+    per_rank = 0 if "global_batch_size" in fields else experiment.sequences_per_data_parallel
+    return replace(
+        experiment,
+        baseline=baseline,
+        workload=workload,
+        sequences_per_data_parallel=per_rank,
+    )
+
+
+def _workload_value(name: str, value: str) -> Any:
+    if name == "kind":
+        return TrainingKind.parse(value)
+    try:
+        number = float(value) if name in ("routing_imbalance", "capacity_factor") else int(value)
+    except ValueError:
+        raise InputError(f"--set {name}={value}: use a number.") from None
+    smallest = {"routing_imbalance": 1.0, "capacity_factor": 0.0, "lora_rank": 0}.get(name, 1)
+    if not smallest <= number < 2**40:
+        raise InputError(f"--set {name}={value}: use a number of at least {smallest}.")
+    return number
+
+
+MOST_GPUS = 2**18
+
+
+def smallest_cluster(experiment: Experiment, gpu: str | None) -> tuple[Cluster, tuple[str, ...]]:
+    """The fewest whole nodes on which the baseline is legal, and fits if any size makes it fit.
+
+    Raises:
+        InputError: no GPU is named, or the baseline is legal on no number of nodes.
+    """
+    name = gpu or experiment.gpu
+    if not name:
+        raise InputError(
+            "neither the input nor its path names a GPU; give --gpu MI355X or --cluster 8xMI355X."
+        )
+    chip = catalog.gpu(name)
+    legal: list[Cluster] = []
+    for count in _node_counts(experiment, chip.gpus_per_node):
+        cluster = _nodes(chip, count)
+        placed = Job(experiment.on(cluster), cluster, ())
+        if placed.why_illegal(placed.baseline):
+            continue
+        legal.append(cluster)
+        if _fits(placed):
+            why = "the fewest nodes on which the config is legal and fits"
+            return cluster, (_assumed(cluster, gpu, why),)
+    if legal:
+        why = "the fewest nodes on which the config is legal; no number of nodes makes it fit"
+        return legal[0], (_assumed(legal[0], gpu, why),)
+    smallest = _nodes(chip, -(-experiment.min_gpus // chip.gpus_per_node))
+    placed = Job(experiment.on(smallest), smallest, ())
+    because = placed.why_illegal(placed.baseline)
+    raise InputError(
+        f"the config is legal on no number of {chip.name} nodes; on {smallest.num_nodes}: "
+        f"{because[0] if because else 'its batch divides over none of them.'}"
+    )
+
+
+def _node_counts(experiment: Experiment, gpus_per_node: int) -> list[int]:
+    """Whole nodes that hold whole replicas and divide the global batch, fewest first."""
+    config, batch = experiment.baseline, experiment.workload.global_batch_size
+    replica = config.tp * config.pp * config.cp
+    if experiment.sequences_per_data_parallel:
+        sizes = [replica * ranks for ranks in (2**power for power in range(19))]
+    else:
+        sizes = [replica * ranks for ranks in _divisors(max(batch // config.mbs, 1))]
+    fitting = [size for size in sizes if size % gpus_per_node == 0 and size <= MOST_GPUS]
+    return [size // gpus_per_node for size in sorted(fitting)]
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _nodes(gpu: Gpu, count: int) -> Cluster:
+    return Cluster(
+        name="",
+        gpu=gpu,
+        num_nodes=count,
+        gpus_per_node=gpu.gpus_per_node,
+        price_usd_per_gpu_hour=None,
+    )
+
+
+def _fits(job: Job) -> bool:
+    cases = job.cases(ConfigTable.from_configs([job.baseline]))
+    return bool(memory(cases).device_gib[0] <= job.cluster.gpu.hbm_gib.value)
+
+
+def _assumed(cluster: Cluster, gpu: str | None, why: str) -> str:
+    source = "--gpu" if gpu else "the path of the input"
+    return (
+        f"no cluster was given: {cluster.num_nodes} x {cluster.gpus_per_node} "
+        f"{cluster.gpu.name} ({why}; the GPU is from {source})."
+    )

@@ -1,0 +1,48 @@
+"""Job: an experiment on a cluster, which is what every command works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specs.cluster import Cluster
+from specs.config import ConfigTable, TrainingConfig
+from specs.formats.experiment import Experiment
+from specs.legality import legal_mask, why_illegal
+from specs.legality_scope import Mask
+from surrogate.cases import Cases
+from surrogate.projection import Projections, project
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job and where it is to run.
+
+    ``notes`` are the reader's and what was assumed here, one sentence each.
+    """
+
+    experiment: Experiment
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+    @property
+    def baseline(self) -> TrainingConfig:
+        """The config that the input describes."""
+        return self.experiment.baseline
+
+    def cases(self, table: ConfigTable) -> Cases:
+        """The configs of ``table`` as runs of this job."""
+        return Cases.of_study(table, self.experiment.workload, self.cluster, self.experiment.stack)
+
+    def why_illegal(self, config: TrainingConfig) -> list[str]:
+        """Why ``config`` is illegal here, one sentence a rule; empty where it is legal."""
+        job = self.experiment
+        return why_illegal(config, job.workload, self.cluster, job.stack)
+
+    def is_legal(self, table: ConfigTable) -> Mask:
+        """Which rows of ``table`` are legal here, shape (n,)."""
+        job = self.experiment
+        return legal_mask(table, job.workload, self.cluster, job.stack)
+
+    def project(self, table: ConfigTable) -> Projections:
+        """Memory and throughput of every row of ``table``."""
+        return project(self.cases(table))

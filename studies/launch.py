@@ -1,0 +1,95 @@
+"""Launch files: what reproduces a config on the cluster, for Primus and for Megatron-LM."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specs.config import TrainingConfig
+from specs.errors import InputError
+from specs.formats.megatron import arguments, environment
+from specs.formats.primus.writer import write_overlay
+from studies.files import write_atomically
+from studies.job import Job
+from studies.oracles import projection
+from studies.wording import describe
+
+
+def write_launch_files(job: Job, config: TrainingConfig, folder: Path, stem: str) -> list[Path]:
+    """Writes ``stem.yaml`` (Primus) and ``stem.sh`` (Megatron-LM), as far as each can run it.
+
+    Raises:
+        InputError: neither framework can run the config, or a file cannot be written.
+    """
+    head = header(job, config, projection(job, config))
+    refusals: list[str] = []
+    files: list[Path] = []
+    for path, write in ((folder / f"{stem}.yaml", _primus), (folder / f"{stem}.sh", _megatron)):
+        try:
+            write(job, config, path, head)
+            files.append(path)
+        except InputError as error:
+            refusals.append(str(error))
+    if not files:
+        raise InputError(f"no launch file can be written: {' '.join(refusals)}")
+    return files
+
+
+def header(job: Job, config: TrainingConfig, projected: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a launch file says about itself: the job, the config and what was projected."""
+    workload, speed, memory = job.experiment.workload, projected["throughput"], projected["memory"]
+    low, high = speed["interval90"]
+    return (
+        f"{workload.model.name}, sequence {workload.seq_len}, global batch "
+        f"{workload.global_batch_size}, on {job.cluster.num_nodes} nodes x "
+        f"{job.cluster.gpus_per_node} {job.cluster.gpu.name}.",
+        f"Config: {describe(config)}",
+        f"Projected by foretune: {speed['tokens_per_s_per_gpu']:.0f} tokens/s/GPU "
+        f"(90%: {low:.0f} to {high:.0f}), {speed['step_time_s']:.3g} s a step, "
+        f"{memory['peak_gib']:.1f} of {memory['capacity_gib']:.0f} GiB "
+        f"(P(fits) {memory['fit_probability']:.0%}), trust: {speed['trust']}.",
+        *(f"{name}={value} must be set in the environment." for name, value in _env(job, config)),
+    )
+
+
+def _env(job: Job, config: TrainingConfig) -> list[tuple[str, str]]:
+    amd = job.cluster.gpu.vendor == "amd"
+    return sorted(environment(config, job.experiment.stack, amd).items())
+
+
+def _primus(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
+    write_overlay(path, job.experiment, config, head)
+
+
+def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
+    flags = arguments(config, job.experiment.workload, job.experiment.stack)
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"# {line}" for line in head),
+        "# Run on every node from a Megatron-LM checkout, with NODE_RANK and MASTER_ADDR set; add",
+        "# data, tokenizer and checkpoint arguments, or --mock-data, after the file name.",
+        "set -euo pipefail",
+        *(f"export {name}={shlex.quote(value)}" for name, value in _env(job, config)),
+        "CONFIG=(",
+        *(f"  {line}" for line in _by_flag(flags)),
+        ")",
+        f"torchrun --nnodes {job.cluster.num_nodes} "
+        f"--nproc-per-node {job.cluster.gpus_per_node} \\",
+        '  --node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" \\',
+        '  --master-port "${MASTER_PORT:-29500}" pretrain_gpt.py "${CONFIG[@]}" "$@"',
+    ]
+    write_atomically(path, "\n".join(lines) + "\n")
+    path.chmod(0o755)
+
+
+def _by_flag(flags: Iterable[str]) -> list[str]:
+    """One line a flag, with its values."""
+    lines: list[str] = []
+    for word in flags:
+        if word.startswith("--") or not lines:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += " " + shlex.quote(word)
+    return lines

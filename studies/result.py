@@ -1,0 +1,172 @@
+"""The result of a training study: what it found, why, and the files that carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from search.attribution import Attribution, attribute
+from search.winner import win_probability
+from specs.config import AXES, ConfigTable, TrainingConfig
+from specs.errors import InputError
+from studies.files import to_json, write_atomically
+from studies.launch import write_launch_files
+from studies.oracles import projection
+from studies.training import Study
+
+SAFE = 0.9
+"""P(fits) from which a config is called safe: named beside a best that is riskier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A config and its projection as JSON; ``probability_best`` among the study's candidates."""
+
+    config: TrainingConfig
+    projection: dict[str, Any]
+    probability_best: float
+
+    @property
+    def speed(self) -> float:
+        """Projected tokens/s/GPU."""
+        return float(self.projection["throughput"]["tokens_per_s_per_gpu"])
+
+    def as_json(self) -> dict[str, Any]:
+        """The config with its projection."""
+        return {
+            "config": self.config.as_labels(),
+            "projection": self.projection,
+            "probability_best": self.probability_best,
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found.
+
+    ``baseline`` and ``attribution`` are None where the baseline is illegal on the cluster;
+    ``safest`` is the fastest candidate that surely fits, None where the best itself does.
+    """
+
+    study: Study
+    best: Found
+    optimum: Found
+    baseline: Found | None
+    safest: Found | None
+    shortlist: tuple[Found, ...]
+    attribution: Attribution | None
+
+    def as_json(self, files: list[Path], why: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON of ``tune``."""
+        study = self.study
+        return {
+            "study_name": study.name,
+            "storage": study.storage,
+            "best": self.best.as_json(),
+            "optimum": self.optimum.as_json(),
+            "baseline": self.baseline.as_json() if self.baseline else None,
+            "safest": self.safest.as_json() if self.safest else None,
+            "shortlist": [found.as_json() for found in self.shortlist],
+            "attribution": _attribution_json(self.attribution),
+            "trials": len(study.trials),
+            "rejected_by_memory": study.rejected_by_memory,
+            "illegal_proposals": list(study.illegal),
+            "space": {
+                "legal": study.ranking.legal,
+                "refused_by_memory": study.ranking.refused_by_memory,
+                "axes": _axes_json(study.space.axes),
+            },
+            "why": why,
+            "files": [str(path) for path in files],
+            "notes": list(study.notes),
+        }
+
+
+def result_of(study: Study, seed: int = 0) -> Result:
+    """Judges the trials and the shortlist of a study.
+
+    Raises:
+        InfeasibleError: no trial fits.
+    """
+    job, best = study.job, study.best
+    fitting = [trial.config for trial in study.trials if trial.fits]
+    candidates = list(dict.fromkeys([best.config, *study.shortlist, *fitting]))
+    chances = win_probability(job.cases(ConfigTable.from_configs(candidates)), seed=seed)
+    probability = dict(zip(candidates, chances.tolist(), strict=True))
+
+    def found(config: TrainingConfig) -> Found:
+        return Found(config, projection(job, config), probability.get(config, 0.0))
+
+    winner = found(best.config)
+    optimum = found(study.ranking.table.config(0))
+    baseline = study.baseline
+    return Result(
+        study=study,
+        best=winner,
+        optimum=winner if winner.speed >= optimum.speed else optimum,
+        baseline=found(baseline.config) if baseline else None,
+        safest=_safest(study, winner, found),
+        shortlist=tuple(found(config) for config in study.shortlist),
+        attribution=(
+            attribute(job.baseline, best.config, job.project, job.is_legal) if baseline else None
+        ),
+    )
+
+
+def _safest(study: Study, best: Found, found: Any) -> Found | None:
+    """The fastest config of the ranking that surely fits, where the best does not surely fit."""
+    if best.projection["memory"]["fit_probability"] >= SAFE:
+        return None
+    rows = np.flatnonzero(study.ranking.fit_probability >= SAFE)
+    return found(study.ranking.table.config(int(rows[0]))) if len(rows) else None
+
+
+def write_files(result: Result) -> list[Path]:
+    """Writes launch files of the best, the safest and the shortlist, and the result itself."""
+    study, folder = result.study, result.study.folder
+    launches = [("best", result.best.config)]
+    if result.safest:
+        launches.append(("safest", result.safest.config))
+    others = [found.config for found in result.shortlist if found.config != result.best.config]
+    launches += [(f"shortlist_{number}", config) for number, config in enumerate(others, 1)]
+    files: list[Path] = []
+    for stem, config in launches:
+        try:
+            files += write_launch_files(study.job, config, folder, stem)
+        except InputError:
+            if stem == "best":
+                raise
+    path = folder / "result.json"
+    files.append(path)
+    write_atomically(path, to_json(result.as_json(files)) + "\n")
+    return files
+
+
+def _axes_json(axes: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {name: [AXES[name].label(value) for value in values] for name, values in axes.items()}
+
+
+def _attribution_json(attribution: Attribution | None) -> dict[str, Any] | None:
+    if attribution is None:
+        return None
+    return {
+        "together": attribution.together,
+        "effects": [
+            {
+                "change": effect.change,
+                "axes": {name: list(pair) for name, pair in effect.axes.items()},
+                "alone": effect.alone,
+                "alone_fits": effect.alone_fits,
+                "last": effect.last,
+            }
+            for effect in attribution.effects
+        ],
+        "synergies": [
+            {"first": pair.first, "second": pair.second, "gain": pair.gain}
+            for pair in attribution.synergies
+        ],
+    }

@@ -1,0 +1,232 @@
+"""The training study: rank the legal space, sweep the seeds, spend the trials, keep the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from search.distributions import config_key
+from search.proposals import Proposal
+from search.ranking import Ranking, rank
+from search.seed_sweep import seed_sweep
+from search.shortlist import shortlist
+from search.space import Space, build_space
+from specs.config import AXES, TrainingConfig
+from specs.errors import InfeasibleError
+from studies.files import checked_folder, name_from
+from studies.job import Job
+from studies.ledger import Ledger, Trial
+from studies.oracles import Oracle, SurrogateOracle
+from studies.storage import only_driver, storage_address
+from studies.wording import describe
+
+DEFAULT_TRIALS = 64
+KEPT = 4096
+"""Best configs of the ranking that shortlist and trials choose from."""
+
+Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""``progress(text, total)`` gives ``advance(steps)``; a silent one where nobody watches."""
+
+
+def silent(_text: str, _total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+    """Progress that nobody sees."""
+    return nullcontext(lambda _steps: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """How a study is run; None where the input or the default decides."""
+
+    out: Path = Path("results")
+    storage: str | None = None
+    trials: int | None = None
+    seed: int | None = None
+    shortlist_size: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A finished study: the ranking of the space, the trials and the proposals refused as illegal.
+
+    ``shortlist`` are configs for real runs, best first.
+    """
+
+    job: Job
+    name: str
+    storage: str
+    folder: Path
+    space: Space
+    ranking: Ranking
+    trials: tuple[Trial, ...]
+    illegal: tuple[dict[str, Any], ...]
+    shortlist: tuple[TrainingConfig, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def rejected_by_memory(self) -> int:
+        """Trials that memory refuses."""
+        return sum(trial.memory_gib is not None and trial.memory_gib > 0 for trial in self.trials)
+
+    @property
+    def best(self) -> Trial:
+        """The fastest trial that fits and lies in the space.
+
+        Raises:
+            InfeasibleError: no trial does.
+        """
+        candidates = [t for t in self.trials if t.fits and allowed(t.config, self.space.axes)]
+        if not candidates:
+            raise InfeasibleError(
+                f"none of the {len(self.trials)} trials fits; allow more with --trials."
+            )
+        return max(candidates, key=lambda trial: trial.tokens_per_s_per_gpu or 0.0)
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The trial of the baseline; None where the baseline is illegal on this cluster."""
+        key = config_key(self.job.baseline)
+        return next((t for t in self.trials if config_key(t.config) == key), None)
+
+
+def allowed(config: TrainingConfig, axes: Mapping[str, Any]) -> bool:
+    """Whether every axis of ``config`` has one of the values that the study allows."""
+    return all(getattr(config, name) in values for name, values in axes.items())
+
+
+def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> Study:
+    """Runs the study of a job until it has ``trials`` trials in all, or resumes it.
+
+    Nothing is written before it is known that some config fits.
+
+    Raises:
+        InputError: an option cannot be used or the storage cannot be opened.
+        InfeasibleError: no config is legal, or none fits.
+    """
+    settings = job.experiment.settings
+    trials = options.trials or settings.trials or DEFAULT_TRIALS
+    seed = settings.seed if options.seed is None else options.seed
+    name = name_from(job.experiment.name)
+    checked_folder(options.out)
+    address = storage_address(options.storage, options.out / "foretune.db")
+    space = space_of(job)
+    ranking = rank_space(job, space, progress)
+    oracle = SurrogateOracle(job)
+    inputs = study_inputs(job, space, oracle, seed or 0)
+    with only_driver(address, options.out / name, name):
+        ledger = Ledger.open(address, name, inputs)
+        ledger.describe({"notes": list(job.notes)})
+        plan = _plan(job, space, ranking, trials, options.shortlist_size, ledger)
+        _spend(plan, oracle, ledger, trials, progress)
+    rows = shortlist(ranking, options.shortlist_size)
+    return Study(
+        job=job,
+        name=ledger.name,
+        storage=ledger.storage,
+        folder=options.out / ledger.name,
+        space=space,
+        ranking=ranking,
+        trials=tuple(ledger.trials()),
+        illegal=tuple(ledger.illegal()),
+        shortlist=tuple(ranking.table.config(row) for row in rows),
+        notes=(*job.notes, *([ledger.note] if ledger.note else [])),
+    )
+
+
+def space_of(job: Job) -> Space:
+    """The legal space of a job, narrowed as its study asks."""
+    experiment = job.experiment
+    return build_space(
+        experiment.workload,
+        job.cluster,
+        experiment.stack,
+        job.baseline,
+        experiment.settings.axes,
+    )
+
+
+def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:
+    """The exhaustive ranking of the legal space.
+
+    Raises:
+        InfeasibleError: no config is legal, or none fits; says how many GiB are missing.
+    """
+    capacity = job.cluster.gpu.hbm_gib.value
+    with progress("ranking the legal space", None) as advance:
+        ranking = rank(space.chunks(), job.project, capacity, KEPT, advance)
+    if ranking.leanest is None:
+        raise InfeasibleError(f"no config of this space is legal: {space.why_empty()}")
+    if not len(ranking):
+        labels = describe(ranking.leanest)
+        raise InfeasibleError(
+            f"none of the {ranking.legal:,} legal configs fits on {job.cluster.name}: the leanest "
+            f"({labels}) needs {capacity + ranking.missing_gib:,.1f} GiB a GPU, "
+            f"{ranking.missing_gib:,.1f} GiB more than the {capacity:,.0f} GiB it has."
+        )
+    return ranking
+
+
+def study_inputs(job: Job, space: Space, oracle: Oracle, seed: int) -> dict[str, Any]:
+    """Everything that decides what a trial means: the hash of these names a study."""
+    experiment = job.experiment
+    return {
+        "workload": experiment.workload.model_dump(mode="json"),
+        "stack": experiment.stack.model_dump(mode="json"),
+        "cluster": job.cluster.model_dump(mode="json"),
+        "baseline": job.baseline.as_labels(),
+        "axes": {
+            name: [AXES[name].label(value) for value in values]
+            for name, values in space.axes.items()
+        },
+        "oracle": oracle.name,
+        "surrogate": oracle.fingerprint,
+        "seed": seed,
+    }
+
+
+def _plan(
+    job: Job, space: Space, ranking: Ranking, trials: int, reserve: int, ledger: Ledger
+) -> Iterator[Proposal]:
+    """Proposals in the order in which trials are spent.
+
+    The sweep comes first, except for a share of the trials that is kept for the best of the
+    ranking: first those of the shortlist, then more that differ, then whatever is next best.
+    """
+    legal: list[Proposal] = []
+    for proposal in seed_sweep(job.baseline, space.axes):
+        reasons = job.why_illegal(proposal.config)
+        if reasons:
+            ledger.note_illegal(proposal.config, proposal.proposer, reasons)
+        else:
+            legal.append(proposal)
+    kept = min(reserve, trials - 1)
+    yield from legal[: trials - kept]
+    for size, reason in ((reserve, "shortlist"), (trials, "best of its character")):
+        for row in shortlist(ranking, size, within=1.0):
+            yield _ranked(ranking, row, reason)
+    yield from legal[trials - kept :]
+    for row in range(len(ranking)):
+        yield _ranked(ranking, row, "next best")
+
+
+def _ranked(ranking: Ranking, row: int, reason: str) -> Proposal:
+    text = f"{reason}: rank {row + 1} of {ranking.legal:,} legal configs"
+    return Proposal(ranking.table.config(row), "exhaustive ranking", text)
+
+
+def _spend(
+    plan: Iterator[Proposal], oracle: Oracle, ledger: Ledger, trials: int, progress: Progress
+) -> None:
+    """Evaluates proposals that the ledger does not hold until it holds ``trials``."""
+    with progress("trials", trials) as advance:
+        advance(min(len(ledger), trials))
+        for proposal in plan:
+            if len(ledger) >= trials:
+                return
+            if proposal.config in ledger:
+                continue
+            outcome = oracle.evaluate(proposal.config)
+            ledger.record(proposal.config, outcome, proposal.proposer, proposal.reason)
+            advance(1)

@@ -1,0 +1,14 @@
+"""Configs in words, short enough for a line."""
+
+from __future__ import annotations
+
+from specs.config import TrainingConfig
+
+_ALWAYS = ("tp", "pp", "cp", "ep", "mbs")
+
+
+def describe(config: TrainingConfig) -> str:
+    """The mesh of a config and every axis that is not at its default, as ``tp=1 pp=4 cp=1 ...``."""
+    labels, default = config.as_labels(), TrainingConfig().as_labels()
+    shown = [name for name in labels if name in _ALWAYS or labels[name] != default[name]]
+    return " ".join(f"{name}={labels[name]}" for name in shown)
