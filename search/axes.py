@@ -33,6 +33,8 @@ from specs.stack import Framework, Stack
 from specs.workload import Workload
 
 CORE_AXES = ("tp", "pp", "vpp", "cp", "ep", "mbs", "schedule", "recompute")
+YIELDING = ("moe_dispatcher", "sync_free_stage", "overlap")
+"""Held axes that give way where the baseline's value cannot run, as its companions would."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MAX_CP = 64
 MIN_TOKENS_PER_RANK = 128
@@ -45,7 +47,7 @@ Axes = dict[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Job:
+class Setting:
     """What is trained, where and with what, and the config to start from."""
 
     workload: Workload
@@ -78,27 +80,36 @@ def parsed(narrowing: Narrowing) -> dict[str, tuple[Any, ...]]:
     return axes
 
 
-def axis_values(job: Job, full: bool, own: Axes) -> Axes:
+def axis_values(setting: Setting, full: bool, own: Axes) -> Axes:
     """Values of every axis before narrowing by ``own``, the one that stands for "inert" first."""
-    values: Axes = {name: (getattr(job.baseline, name),) for name in AXES}
-    values |= _mesh_values(job, full) | _pipeline_values(job)
-    values |= _recompute_values(job, full, RecomputeMethod.BLOCK in own.get("recompute_method", ()))
+    values: Axes = {name: (getattr(setting.baseline, name),) for name in AXES}
+    values |= _mesh_values(setting, full)
+    pipelines = own.get("pp", values["pp"])
+    values |= _pipeline_values(setting, pipelines)
+    values |= _recompute_values(
+        setting, full, RecomputeMethod.BLOCK in own.get("recompute_method", ())
+    )
     if full:
-        values |= _feature_values(job)
-    values["layout"] = layout_values(job, own.get("pp", values["pp"]))
+        values |= _feature_values(setting)
+    values["layout"] = layout_values(setting, pipelines)
+    if not full:
+        values |= {name: fallbacks(setting.baseline, name) for name in YIELDING}
+    if not setting.workload.model.is_moe:
+        values["etp"] = own.get("tp", values["tp"])
+    values["sequence_parallel"] = (False, True)
     return {name: values[name] for name in AXES}
 
 
-def _mesh_values(job: Job, full: bool) -> Axes:
+def _mesh_values(setting: Setting, full: bool) -> Axes:
     """Sizes that divide the world and what they split."""
-    model, world = job.workload.model, job.cluster.num_gpus
-    baseline = job.baseline
-    domain = job.cluster.scale_up_gpus
+    model, world = setting.workload.model, setting.cluster.num_gpus
+    baseline = setting.baseline
+    domain = setting.cluster.scale_up_gpus
     tensor = [n for n in divisors(world) if n <= domain]
     context = [
         n
         for n in divisors(world)
-        if n <= MAX_CP and job.workload.seq_len // n >= MIN_TOKENS_PER_RANK
+        if n <= MAX_CP and setting.workload.seq_len // n >= MIN_TOKENS_PER_RANK
     ]
     values: Axes = {
         "tp": _ordered([n for n in tensor if model.num_attention_heads % n == 0], baseline.tp),
@@ -116,12 +127,16 @@ def _mesh_values(job: Job, full: bool) -> Axes:
     return values
 
 
-def _pipeline_values(job: Job) -> Axes:
+def _pipeline_values(setting: Setting, pipelines: Iterable[int]) -> Axes:
     """Chunks that divide a rank's layers, and the schedules that the stack has."""
-    layers, baseline = job.workload.model.num_layers, job.baseline
-    chunks = {1, 2, *divisors(layers), *divisors(layers + 1), *divisors(layers + 2)}
+    layers, baseline = setting.workload.model.num_layers, setting.baseline
+    chunks = {1, 2}
+    for pp in pipelines:
+        total = layers if layers % pp == 0 else layers + 2  # embedding and loss as layers
+        if pp > 1 and total % pp == 0:
+            chunks |= set(divisors(total // pp))
     tried = [s for s in Schedule if s not in (Schedule.GPIPE, Schedule.ZB_H2)]
-    scope = job.scope(ConfigTable.from_configs([baseline]))
+    scope = setting.scope(ConfigTable.from_configs([baseline]))
     offered = [s for s in offered_schedules(scope) if s in tried]
     return {
         "vpp": _ordered(chunks, baseline.vpp),
@@ -129,16 +144,16 @@ def _pipeline_values(job: Job) -> Axes:
     }
 
 
-def _recompute_values(job: Job, full: bool, block: bool) -> Axes:
+def _recompute_values(setting: Setting, full: bool, block: bool) -> Axes:
     """Granularity, modules and layer counts: all counts where ``block`` is asked for or full."""
-    model, baseline = job.workload.model, job.baseline
+    model, baseline = setting.workload.model, setting.baseline
     modules = [baseline.recompute_modules or RecomputeModules.CORE_ATTN]
     layers = [1, baseline.recompute_layers] if baseline.recompute_layers else [1]
     methods = [RecomputeMethod.UNIFORM, baseline.recompute_method]
     if full or block:
         layers = [*range(1, model.num_layers + 1)]
     if full:
-        modules += [m for m in _module_sets(job) if m not in modules]
+        modules += [m for m in _module_sets(setting) if m not in modules]
         methods = [RecomputeMethod.BLOCK, RecomputeMethod.UNIFORM]
     return {
         "recompute": tuple(Recompute),
@@ -149,15 +164,26 @@ def _recompute_values(job: Job, full: bool, block: bool) -> Axes:
     }
 
 
-def _module_sets(job: Job) -> list[RecomputeModules]:
+def fallbacks(baseline: TrainingConfig, name: str) -> tuple[Any, ...]:
+    """The baseline's value of a yielding axis, then weaker ones that run where it cannot."""
+    if name == "moe_dispatcher":
+        return _unique([baseline.moe_dispatcher, MoeDispatcher.ALLTOALL])
+    if name == "sync_free_stage":
+        stage = baseline.sync_free_stage
+        return _unique([stage, min(stage, 1), 0])
+    parts = {Overlap(baseline.overlap & part) for part in range(8)}
+    return tuple(sorted(parts, key=lambda overlap: (-int(overlap).bit_count(), overlap)))
+
+
+def _module_sets(setting: Setting) -> list[RecomputeModules]:
     """Single modules that the model has, and growing sets of the cheap ones."""
-    m, model = RecomputeModules, job.workload.model
+    m, model = RecomputeModules, setting.workload.model
     cheap = [m.CORE_ATTN, m.LAYERNORM]
     single = [m.MLP] if model.num_moe_layers < model.num_layers else []
     if model.mla is not None:
         cheap.append(m.MLA_UP_PROJ)
     if model.is_moe:
-        cheap += [m.MOE_ACT] if job.stack.grouped_gemm else []
+        cheap += [m.MOE_ACT] if setting.stack.grouped_gemm else []
         single += [m.MOE] + ([m.SHARED_EXPERTS] if model.shared_expert_ffn else [])
     sets = [*cheap, *single]
     grown = m.NONE
@@ -167,10 +193,10 @@ def _module_sets(job: Job) -> list[RecomputeModules]:
     return sets
 
 
-def _feature_values(job: Job) -> Axes:
+def _feature_values(setting: Setting) -> Axes:
     """Axes that only the full form varies."""
-    baseline, gpu, framework = job.baseline, job.cluster.gpu, job.stack.framework
-    moe, amd = job.workload.model.is_moe, gpu.vendor == "amd"
+    baseline, gpu, framework = setting.baseline, setting.cluster.gpu, setting.stack.framework
+    moe, amd = setting.workload.model.is_moe, gpu.vendor == "amd"
     dispatchers = [MoeDispatcher.ALLTOALL, MoeDispatcher.DEEPEP] if moe else []
     stages = range(4) if moe and framework is Framework.PRIMUS else [0]
     formats = [
@@ -190,20 +216,20 @@ def _feature_values(job: Job) -> Axes:
         "sync_free_stage": _unique([baseline.sync_free_stage, *stages]),
         "precision": _unique([baseline.precision, *formats]),
         "sharding": _unique([baseline.sharding, *shards]),
-        "replicate": _ordered([1, 2, job.cluster.num_nodes], baseline.replicate),
+        "replicate": _ordered([1, 2, setting.cluster.num_nodes], baseline.replicate),
         "cross_entropy_fusion": (False, True),
         "overlap": _unique([baseline.overlap, *overlaps]),
     }
 
 
-def layout_values(job: Job, pipelines: Iterable[int]) -> tuple[str, ...]:
+def layout_values(setting: Setting, pipelines: Iterable[int]) -> tuple[str, ...]:
     """Even, the baseline's, and for each pp that the layers do not divide by a balanced one.
 
     Balanced is Megatron's accounting of embedding and loss as layers where that divides, else a
     layout string with one layer less at the ends.
     """
-    model = job.workload.model
-    layouts = ["", job.baseline.layout]
+    model = setting.workload.model
+    layouts = ["", setting.baseline.layout]
     for pp in pipelines:
         if pp == 1 or model.num_layers % pp == 0:
             continue

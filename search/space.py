@@ -1,4 +1,4 @@
-"""The legal space of a job: counted, enumerated in chunks and sampled, never held in memory whole.
+"""The legal space of a study: counted, enumerated in chunks and sampled, never whole in memory.
 
 A config splits into a core (mesh, micro-batch, pipeline) and features (recomputation, dispatch,
 precision, sharding, fused loss, overlap). All legal cores are enumerated first. Which features go
@@ -9,7 +9,7 @@ judged once for each combination of facts, and the space is the join of both.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -18,17 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.axes import (
+    YIELDING,
     Axes,
-    Job,
     Narrowing,
+    Setting,
     axis_values,
     explicit_shape,
+    fallbacks,
     parsed,
     recompute_bundles,
 )
-from specs.choices import MoeDispatcher, Overlap, Precision, RecomputeMethod, Schedule, Sharding
+from specs.choices import MoeDispatcher, Precision, RecomputeMethod, Schedule, Sharding
 from specs.cluster import Cluster
 from specs.config import AXES, ConfigTable, TrainingConfig
+from specs.formats.experiment import Experiment
 from specs.layout import is_explicit
 from specs.legality import violations
 from specs.legality_scope import Mask
@@ -44,8 +47,6 @@ CORE_COLUMNS = (
 )
 BUNDLE_COLUMNS = tuple(name for name in AXES if name.startswith("recompute"))
 OTHER_COLUMNS = tuple(n for n in AXES if n not in (*CORE_COLUMNS, *BUNDLE_COLUMNS))
-YIELDING = ("moe_dispatcher", "sync_free_stage", "overlap")
-"""Held axes that give way where the baseline's value cannot run, as its companions would."""
 _CONTEXT_FREE = ("replicas_need_shards", "sync_free_offered", "sync_free_needs_deepep")
 
 
@@ -63,13 +64,13 @@ class _Groups:
 
 @dataclass(frozen=True)
 class Space:
-    """The legal configs of a job.
+    """The legal configs of a workload on a cluster with a stack.
 
     ``axes`` are the values of each axis, ``narrowed`` the axes that the user pinned or narrowed.
     Rows have a fixed order; position i is the same config on every call.
     """
 
-    job: Job
+    setting: Setting
     axes: Axes
     narrowed: frozenset[str]
     full: bool
@@ -80,12 +81,46 @@ class Space:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @classmethod
+    def of(cls, experiment: Experiment, cluster: Cluster, full: bool = False) -> Space:
+        """The legal space of an experiment on a cluster, narrowed as its settings say.
+
+        Raises:
+            InputError: the narrowing names an unknown axis or value.
+        """
+        e = experiment
+        narrowing = e.settings.axes
+        return build_space(e.workload, cluster, e.stack, e.baseline, narrowing, full)
+
+    def allows(self, config: TrainingConfig) -> bool:
+        """Whether a config keeps to the axes that were pinned or narrowed."""
+        return all(getattr(config, name) in self.axes[name] for name in self.narrowed)
+
+    def narrowed_to(self, features: Axes) -> Space:
+        """The same cores in the same order with these values (members) of some feature axes."""
+        return replace(
+            self, axes=self.axes | features, narrowed=self.narrowed | set(features), _selected={}
+        )
+
     def chunks(self, rows: int = CHUNK_ROWS) -> Iterator[ConfigTable]:
         """All configs in order, at most ``rows`` at a time."""
         total = len(self)
         return (
             self.rows(np.arange(start, min(start + rows, total))) for start in range(0, total, rows)
         )
+
+    def core_of(self, positions: Column) -> Column:
+        """The row of ``core`` that each position belongs to."""
+        group = np.searchsorted(self._ends, positions, side="right")
+        local = positions - (self._ends[group] - self._sizes[group])
+        return np.asarray(self._groups.starts[group] + local // self._widths[group])
+
+    def span(self, cores: Column) -> tuple[Column, Column]:
+        """(first position, number of positions) of each row of ``core``; they lie together."""
+        group = np.searchsorted(self._groups.starts, cores, side="right") - 1
+        first = self._ends[group] - self._sizes[group]
+        first = first + (cores - self._groups.starts[group]) * self._widths[group]
+        return first, self._widths[group]
 
     def sample(self, count: int, seed: int) -> ConfigTable:
         """``count`` distinct configs drawn uniformly (all of them where there are fewer)."""
@@ -126,15 +161,29 @@ class Space:
 
     def why_empty(self) -> str:
         """What stands in the way where no config is legal, as one sentence."""
-        table = _core_product(self.job, self.axes, self.narrowed, prefiltered=False)
-        judged = violations(table, self.job.workload, self.job.cluster, self.job.stack)
-        broken = np.sum(list(judged.masks.values()), axis=0)
-        nearest = int(np.argmin(broken))
-        if broken[nearest]:
-            return "no config is legal; the nearest is not because " + " and ".join(
-                sentence.rstrip(".") for sentence in judged.sentences(nearest)
-            )
-        return "no combination of recompute, dispatch, precision, sharding and overlap is legal"
+        s = self.setting
+        table = _core_product(s, self.axes, self.narrowed, prefiltered=False)
+        if len(self.core):
+            table = self._first_features()
+        if not len(table):
+            return "the axes contradict each other; narrow fewer of them"
+        judged = violations(table, s.workload, s.cluster, s.stack)
+        nearest = int(np.argmin(np.sum(list(judged.masks.values()), axis=0)))
+        reasons = " and ".join(text.rstrip(".") for text in judged.sentences(nearest))
+        return f"the nearest is not because {reasons}"
+
+    def _first_features(self) -> ConfigTable:
+        """Some cores with every combination of features but layer counts, legal or not."""
+        cores = np.unique(np.linspace(0, len(self.core) - 1, 16).astype(np.int64))
+        bundles = self._bundles.take(self._bundle_kinds[0])
+        free = {name: self.axes[name] for name in OTHER_COLUMNS}
+        of_bundle = {name: getattr(bundles, name) for name in BUNDLE_COLUMNS}
+        features = _cross(of_bundle, _grid(free)) if len(bundles) else {**of_bundle, **_grid({})}
+        of_core = {name: getattr(self.core, name)[cores] for name in CORE_COLUMNS}
+        columns = _cross(of_core, features)
+        return ConfigTable.from_columns(
+            columns, self.core.layouts, self._bundles.layer_id_sets
+        ).take(slice(0, len(columns["tp"])))
 
     def _labelled(self, name: str, totals: dict[int, int]) -> dict[str | int | bool, int]:
         labels: dict[str | int | bool, int] = {}
@@ -149,7 +198,7 @@ class Space:
 
     @cached_property
     def _bundles(self) -> ConfigTable:
-        return recompute_bundles(self.axes, self.narrowed, self.job.baseline)
+        return recompute_bundles(self.axes, self.narrowed, self.setting.baseline)
 
     @cached_property
     def _held_yielding(self) -> tuple[str, ...]:
@@ -162,8 +211,8 @@ class Space:
         """Combinations of the feature axes that do not give way."""
         free = {n: self.axes[n] for n in OTHER_COLUMNS if n not in self._held_yielding}
         table = ConfigTable.from_columns(_grid(free))
-        job = self.job
-        judged = violations(table, job.workload, job.cluster, job.stack).masks
+        s = self.setting
+        judged = violations(table, s.workload, s.cluster, s.stack).masks
         bad = np.zeros(len(table), dtype=bool)
         for name in set(_CONTEXT_FREE) & set(judged):
             if name != "sync_free_needs_deepep" or "moe_dispatcher" in free:
@@ -173,18 +222,8 @@ class Space:
     @cached_property
     def _yielding(self) -> ConfigTable:
         """The baseline's values of the axes that may give way, then weaker ones, best first."""
-        base, held = self.job.baseline, self._held_yielding
-        options: dict[str, list[Any]] = {
-            "moe_dispatcher": [base.moe_dispatcher, MoeDispatcher.ALLTOALL],
-            "sync_free_stage": sorted({base.sync_free_stage, min(base.sync_free_stage, 1), 0})[
-                ::-1
-            ],
-            "overlap": sorted(
-                {Overlap(base.overlap & Overlap(part)) for part in range(8)},
-                key=lambda overlap: -int(overlap).bit_count(),
-            ),
-        }
-        return ConfigTable.from_columns(_grid({n: dict.fromkeys(options[n]) for n in held}))
+        base, held = self.setting.baseline, self._held_yielding
+        return ConfigTable.from_columns(_grid({name: fallbacks(base, name) for name in held}))
 
     @cached_property
     def _chosen(self) -> dict[int, Column]:
@@ -198,7 +237,7 @@ class Space:
         for fact, start in zip(self._groups.facts, self._groups.starts[:-1], strict=True):
             if int(fact) not in chosen:
                 rows = self._joined(np.full(len(flat), start), features)
-                legal = self.job.legal(rows).reshape(kinds, others, yielding)
+                legal = self.setting.legal(rows).reshape(kinds, others, yielding)
                 best = np.where(legal.any(axis=2), legal.argmax(axis=2), -1)
                 chosen[int(fact)] = best[kind]
         return chosen
@@ -232,7 +271,7 @@ class Space:
         if "recompute_layers" in self.narrowed:
             return np.ones(len(b), dtype=bool)
         block = b.recompute_method == RecomputeMethod.BLOCK
-        own = self.job.baseline.recompute_layers if not self.full else 0
+        own = self.setting.baseline.recompute_layers if not self.full else 0
         return np.asarray(
             ~block | (b.recompute_layers <= layers_per_chunk) | (b.recompute_layers == own)
         )
@@ -283,10 +322,10 @@ def build_space(
     narrowing: Narrowing | None = None,
     full: bool = False,
 ) -> Space:
-    """The legal space of a job around a baseline, with some axes pinned or narrowed.
+    """The legal space around a baseline, with some axes pinned or narrowed.
 
     Args:
-        workload, cluster, stack: the job.
+        workload, cluster, stack: what is trained, where and with what.
         baseline: the config to start from; axes that do not vary are held at its values.
         narrowing: axis -> the only values it may take (members or labels).
         full: vary every axis; else those of ``search.axes.CORE_AXES``.
@@ -294,19 +333,24 @@ def build_space(
     Raises:
         InputError: the narrowing names an unknown axis or value.
     """
-    job = Job(workload, cluster, stack, baseline)
+    setting = Setting(workload, cluster, stack, baseline)
     own = parsed(narrowing or {})
-    axes = axis_values(job, full, own) | own
+    axes = axis_values(setting, full, own) | own
     narrowed = frozenset(own)
-    core = _core_product(job, axes, narrowed, prefiltered=True)
-    core, groups = _grouped(job, core.take(job.legal(core)), axes["replicate"])
-    return Space(job, {n: axes[n] for n in AXES}, narrowed, full, core, groups)
+    core = _core_product(setting, axes, narrowed, prefiltered=True)
+    core, groups = _grouped(setting, core.take(setting.legal(core)), axes["replicate"])
+    return Space(setting, {n: axes[n] for n in AXES}, narrowed, full, core, groups)
 
 
-def _core_product(job: Job, axes: Axes, narrowed: frozenset[str], prefiltered: bool) -> ConfigTable:
-    """All cores, with features that every job can run; most illegal meshes are cut on the way."""
-    world = job.cluster.num_gpus
-    mesh = _grid({name: axes[name] for name in ("tp", "pp", "cp", "ep", "etp")})
+def _core_product(
+    setting: Setting, axes: Axes, narrowed: frozenset[str], prefiltered: bool
+) -> ConfigTable:
+    """All cores, with features that run everywhere; most illegal meshes are cut on the way."""
+    world = setting.cluster.num_gpus
+    follows = not setting.workload.model.is_moe and "etp" not in narrowed
+    sizes = ("tp", "pp", "cp", "ep") if follows else ("tp", "pp", "cp", "ep", "etp")
+    mesh = _grid({name: axes[name] for name in sizes})
+    mesh.setdefault("etp", mesh["tp"])  # dense models: as tp, which is what null means
     if prefiltered:
         etp = np.where(mesh["etp"] == 0, mesh["tp"], mesh["etp"])
         exact = world % (mesh["tp"] * mesh["pp"] * mesh["cp"]) == 0
@@ -315,7 +359,7 @@ def _core_product(job: Job, axes: Axes, narrowed: frozenset[str], prefiltered: b
     layouts = ("", *(text for text in axes["layout"] if text))
     plain = {
         "moe_dispatcher": MoeDispatcher.ALLTOALL,
-        "precision": next(p for p in Precision if job.cluster.gpu.supports(p)),
+        "precision": next(p for p in Precision if setting.cluster.gpu.supports(p)),
         "sharding": Sharding.NONE,
     }
     parts = []
@@ -324,8 +368,8 @@ def _core_product(job: Job, axes: Axes, narrowed: frozenset[str], prefiltered: b
         chunks = _pipelines(pp, axes, layouts, "layout" in narrowed)
         free = {name: axes[name] for name in ("cp_comm", "microbatch_group", "mbs")}
         joined = _cross(_cross(of_pp, chunks), _grid(free))
-        joined = _with_sequence_parallel(joined, job, axes, "sequence_parallel" in narrowed)
-        joined = _without_inert(joined, axes)
+        joined = _with_sequence_parallel(joined, setting, axes, "sequence_parallel" in narrowed)
+        joined = _without_inert(joined, axes, narrowed)
         parts.append(ConfigTable.from_columns({**joined, **plain}, layouts=layouts))
     return ConfigTable.concat(parts) if parts else ConfigTable.from_configs([])
 
@@ -349,36 +393,40 @@ def _pipelines(
 
 
 def _with_sequence_parallel(
-    columns: dict[str, Column], job: Job, axes: Axes, narrowed: bool
+    columns: dict[str, Column], setting: Setting, axes: Axes, narrowed: bool
 ) -> dict[str, Column]:
     """Sequence parallelism comes with tp unless the baseline does without, or as narrowed."""
     if narrowed:
         return _cross(columns, _grid({"sequence_parallel": axes["sequence_parallel"]}))
-    wanted = job.baseline.sequence_parallel or job.baseline.tp == 1
+    wanted = setting.baseline.sequence_parallel or setting.baseline.tp == 1
     return {**columns, "sequence_parallel": (columns["tp"] > 1) & wanted}
 
 
-def _without_inert(columns: dict[str, Column], axes: Axes) -> dict[str, Column]:
+def _without_inert(
+    columns: dict[str, Column], axes: Axes, narrowed: frozenset[str]
+) -> dict[str, Column]:
     """Rows without repeats: where an axis has no effect only its first value stays."""
     first = {name: values[0] for name, values in axes.items()}
     keep = (columns["cp"] > 1) | (columns["cp_comm"] == first["cp_comm"])
     grouped = (columns["schedule"] == Schedule.INTERLEAVED) & (columns["vpp"] > 1)
     keep &= grouped | (columns["microbatch_group"] == first["microbatch_group"])
-    if len(axes["sequence_parallel"]) > 1:
+    if "sequence_parallel" in narrowed:
         keep &= (columns["tp"] > 1) | (columns["sequence_parallel"] == first["sequence_parallel"])
     return {name: column[keep] for name, column in columns.items()}
 
 
-def _grouped(job: Job, core: ConfigTable, replicas: tuple[int, ...]) -> tuple[ConfigTable, _Groups]:
+def _grouped(
+    setting: Setting, core: ConfigTable, replicas: tuple[int, ...]
+) -> tuple[ConfigTable, _Groups]:
     """Cores sorted by the facts that decide which features are legal with them."""
-    scope = job.scope(core)
+    scope = setting.scope(core)
     facts = scope.splits_weight_gradient.astype(np.int64) + scope.is_v_shaped
     for column in (core.tp, core.pp, core.ep, core.cp, core.vpp):
         facts = 2 * facts + (column > 1)
     facts = 2 * facts + core.sequence_parallel
     for count in replicas:
         facts = 2 * facts + ((scope.dp % count == 0) & (scope.edp % count == 0))
-    layers = -(-job.workload.model.num_layers // (core.pp * core.vpp))
+    layers = -(-setting.workload.model.num_layers // (core.pp * core.vpp))
     order = np.lexsort((layers, facts))
     facts, layers = facts[order], layers[order]
     edges = (facts[1:] != facts[:-1]) | (layers[1:] != layers[:-1])
