@@ -28,6 +28,7 @@ from specs.cluster import Cluster
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.gpu import Gpu
+from specs.layout import virtual_stages
 from specs.model import Model
 from specs.run_words import (
     SEQUENCE_PARALLEL_BY_DEFAULT,
@@ -124,6 +125,7 @@ def read_row(
         target_tokens=None,
     )
     config, recompute_unknown = _config(row, model, stack, words, precision, sizes, defaults)
+    _check_projectable(config, workload, gpu)
     tokens_per_s, throughput_from = np.nan, ""
     if row.get("gbs") or config.pp == 1:
         tokens_per_s, throughput_from = _throughput(row, workload, cluster, stack)
@@ -149,6 +151,26 @@ def read_row(
         out_of_memory=row["run_id"].lower().endswith("-oom"),
         recompute_unknown=recompute_unknown,
         batch_assumed=not row.get("gbs"),
+    )
+
+
+def _check_projectable(config: TrainingConfig, workload: Workload, gpu: Gpu) -> None:
+    """Refuses a layout that does not hold the model and a format that the GPU does not multiply.
+
+    Raises:
+        InputError: one of them.
+    """
+    multiplied = config.precision.gemm_format
+    if multiplied != "fp32" and multiplied not in gpu.peak_flops:
+        raise InputError(f"precision {config.precision.label} does not run on {gpu.name}.")
+    model = workload.model
+    virtual_stages(
+        config.layout,
+        model.num_layers,
+        model.mtp_layers,
+        config.pp,
+        config.vpp,
+        config.schedule.is_v_shaped,
     )
 
 
