@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 from specs.choices import (
@@ -25,7 +25,7 @@ from specs.choices import (
 from specs.cluster import Cluster
 from specs.config import AXES, ConfigTable, TrainingConfig
 from specs.errors import InputError
-from specs.layout import is_explicit, virtual_stages
+from specs.layout import explicit_stages, virtual_stages
 from specs.legality import legal_mask
 from specs.legality_mesh import offered_schedules
 from specs.legality_scope import MEGATRON_FAMILY, Scope
@@ -244,11 +244,10 @@ def layout_values(setting: Setting, pipelines: Iterable[int]) -> tuple[str, ...]
 
 def balanced_layout(num_layers: int, mtp_layers: int, pp: int, vpp: int) -> str:
     """Layers as evenly as they go, one less at the ends, as a Megatron layout string."""
-    counts = [s.layers for s in virtual_stages("", num_layers, 0, pp, vpp)]
-    stages = [f"t*{count}" for count in counts]
-    stages[0] = "E" + stages[0]
-    stages[-1] += ",m" * mtp_layers + ",L"
-    return "|".join(stages)
+    first, *middle, last = (s.layers for s in virtual_stages("", num_layers, 0, pp, vpp))
+    runs = [(count, len(list(same))) for count, same in groupby(middle)]
+    inner = "".join(f"(t*{count}|)*{n}" if n > 1 else f"t*{count}|" for count, n in runs)
+    return f"Et*{first}|{inner}t*{last}" + ",m" * mtp_layers + ",L"
 
 
 def recompute_bundles(axes: Axes, narrowed: Iterable[str], baseline: TrainingConfig) -> ConfigTable:
@@ -296,10 +295,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def explicit_shape(layout: str, pp: int) -> int | None:
-    """The vpp that a Megatron string fixes for this pp; None where it does not apply to pp."""
-    stages = layout.count("|") + 1
-    return stages // pp if is_explicit(layout) and stages % pp == 0 else None
+def explicit_vpp(layout: str, pp: int) -> int | None:
+    """The vpp that a Megatron string fixes for this pp; None where it has none."""
+    stages = len(explicit_stages(layout))
+    return stages // pp if stages % pp == 0 else None
 
 
 def _ordered(values: Iterable[int], baseline: int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from search.axes import (
     Narrowing,
     Setting,
     axis_values,
-    explicit_shape,
+    explicit_vpp,
     fallbacks,
     parsed,
     recompute_bundles,
@@ -379,6 +379,7 @@ def _pipelines(
 ) -> dict[str, Column]:
     """(vpp, schedule, layout) that belong to a pipeline of pp ranks, columns of one length."""
     wanted = {text or "" for text in axes["layout"]}
+    fixed = {i: explicit_vpp(text, pp) for i, text in enumerate(layouts) if is_explicit(text)}
     rows = []
     for vpp, schedule in product(axes["vpp"], axes["schedule"]):
         if vpp > 1 and pp == 1:
@@ -386,7 +387,7 @@ def _pipelines(
         for index, text in enumerate(layouts):
             if text not in wanted or (pp == 1 and text and not layout_narrowed):
                 continue
-            if not is_explicit(text) or explicit_shape(text, pp) == vpp or layout_narrowed:
+            if index not in fixed or fixed[index] == vpp:
                 rows.append((vpp, int(schedule), index))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     return dict(zip(("vpp", "schedule", "layout"), columns, strict=True))

@@ -8,6 +8,7 @@ import typer
 
 from studies.cli.common import run
 from studies.cli.project import project_command
+from studies.cli.space import space_command
 from studies.cli.tune import tune_command
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ def _options() -> None:
 
 app.command("tune")(tune_command)
 app.command("project")(project_command)
+app.command("space")(space_command)
 
 
 def call(arguments: Sequence[str]) -> int:
