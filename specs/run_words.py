@@ -27,7 +27,7 @@ SHARDED_MASTER_WEIGHTS = (
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
 SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
-BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
+BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE)
 """Their performance recipes reduce gradients in bf16 (``grad_reduce_in_fp32: false``)."""
 
 FOUR_BIT_WEIGHT_BYTES = 0.52
@@ -51,11 +51,15 @@ _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
 _EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
 _PRECISION_AWARE = re.compile(r"precision[- ]aware optimizer", re.IGNORECASE)
 _FUSED_LOSS = re.compile(
-    r"(?:loss|cross[- _]entropy)[- _](?:loss[- _])?fusion|fused[- ](?:loss|cross[- ]entropy)", re.I
+    r"(?:loss|cross[- _]entropy)[- _](?:loss[- _])?fusion"
+    r"|(?:fused|chunked)[- ](?:loss|cross[- ]entropy)",
+    re.IGNORECASE,
 )
+_VOCABULARY_METHOD = re.compile(r"method Vocab-([12])", re.IGNORECASE)
 _FOUR_BIT_BASE = re.compile(r"(?<![a-z])qlora|base 4-bit|4-bit base", re.IGNORECASE)
 _PURE_16_BIT = re.compile(r"pure (?:bf16|16-bit)", re.IGNORECASE)
 _16_BIT_MOMENTS = re.compile(r"bf16 Adam states|bf16 grads/moments|bf16 moments", re.IGNORECASE)
+_16_BIT_GRADIENTS = re.compile(r"bf16 grad", re.IGNORECASE)
 _8_BIT_MOMENTS = re.compile(r"8-bit Adam", re.IGNORECASE)
 _OFFLOADED_OPTIMIZER = re.compile(
     r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
@@ -122,8 +126,15 @@ def stack_of(
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         vocab_divisible_by=1 if family in UNPADDED_VOCABULARY else 128,
+        vocabulary_barriers=_vocabulary_barriers(notes),
         untied_tp_mapping=False,
     )
+
+
+def _vocabulary_barriers(notes: str) -> int:
+    """Barriers of vocabulary parallelism: Vocab-1 has two, Vocab-2 one (arXiv 2411.05288)."""
+    method = _VOCABULARY_METHOD.search(notes)
+    return {"1": 2, "2": 1}[method[1]] if method else 0
 
 
 def _state_bytes(family: Framework, precision: Precision, notes: str) -> tuple[float, float, float]:
@@ -144,6 +155,8 @@ def _state_bytes(family: Framework, precision: Precision, notes: str) -> tuple[f
         weight, gradient, master, moments = 2.0, 2.0, 0.0, 4.0
     if _PRECISION_AWARE.search(notes) or _16_BIT_MOMENTS.search(notes):
         moments = 4.0
+    if _16_BIT_GRADIENTS.search(notes):
+        gradient = 2.0
     if _8_BIT_MOMENTS.search(notes):
         moments = 2.0
     if _FOUR_BIT_BASE.search(notes):

@@ -78,4 +78,7 @@ class Stack(BaseModel):
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
     vocab_divisible_by: int = Field(128, gt=0)
+    vocabulary_barriers: int = Field(
+        0, ge=0, le=2, description="vocabulary parallelism over pipeline ranks (arXiv 2411.05288)"
+    )
     untied_tp_mapping: bool = Field(False, description="use_tp_pp_dp_mapping rank order")

@@ -177,9 +177,8 @@ def _attention_inputs(cases: Cases, width: Column) -> tuple[Column, Column]:
 
 def _attention(b: _Modules) -> Column:
     """Norms, attention and dropout masks: everything but MLP and experts."""
-    total: Column = b.norm_inputs + b.linear_inputs + b.dropout_masks + b.latents
-    total = total + b.queries_keys_values + b.core + b.core_output
-    return total
+    around: Column = b.norm_inputs + b.linear_inputs + b.dropout_masks + b.latents
+    return around + b.queries_keys_values + b.core + b.core_output
 
 
 def _whole(b: _Modules) -> tuple[Column, Column]:
@@ -220,8 +219,10 @@ def _selective(
         dropped(RecomputeModules.MOE_ACT, b.expert_activation)
         + dropped(RecomputeModules.SHARED_EXPERTS, b.shared),
     )
-    fraction = np.where(selective, constants.op_level_checkpoint[cases.stack.framework], 1.0)
-    by_operator = fraction < 1.0
+    family = cases.stack.framework
+    fraction = constants.op_level_checkpoint[family]
+    by_operator = selective & (fraction < 1.0)
     dense = np.where(by_operator, whole_dense * fraction, whole_dense - attention - mlp)
+    fraction = constants.op_level_checkpoint_moe[family]
     moe_kept = np.where(by_operator, whole_moe * fraction, whole_moe - attention - moe)
     return dense, moe_kept, whole_dense - dense, whole_moe - moe_kept

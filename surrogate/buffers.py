@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import MoeDispatcher, Sharding
+from specs.choices import MoeDispatcher, Sharding, TrainingKind
 from surrogate.activations import expert_tokens, sequence_shards, tokens_per_microbatch
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants
 from surrogate.stages import StageColumns
-from surrogate.states import StageParameters, column, padded_vocab, shards
+from surrogate.states import column, padded_vocab, shards
 
 Column = NDArray[Any]
 
 GIB = 2.0**30
 COMPUTE_BYTES = 2.0
+REDUCED_BYTES = 4.0
 
 
 class Outside(NamedTuple):
@@ -34,15 +35,20 @@ class Outside(NamedTuple):
 
 
 def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
-    """Logits, their fp32 copy and gradient, and the loss of one microbatch, (n,)."""
+    """Logits, their fp32 copy and gradient, and the loss of one microbatch, (n,).
+
+    With sequence parallelism the output layer also gathers its input and later the gradient of it.
+    """
     family = cases.stack.framework
     per_entry = np.where(
         cases.config.cross_entropy_fusion,
         constants.fused_logits_bytes[family],
         constants.logits_bytes[family],
     )
-    entries = tokens_per_microbatch(cases) * padded_vocab(cases) / cases.config.tp
-    return np.asarray(entries * per_entry)
+    tokens = tokens_per_microbatch(cases)
+    gathered = np.where(sequence_shards(cases) > 1, 2.0 * COMPUTE_BYTES, 0.0)
+    entries = padded_vocab(cases) / cases.config.tp
+    return np.asarray(tokens * (entries * per_entry + gathered * cases.model.hidden_size))
 
 
 def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
@@ -68,7 +74,7 @@ def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
 
 
 def unsharded_bytes(
-    cases: Cases, stages: StageColumns, parameters: StageParameters, constants: MemoryConstants
+    cases: Cases, stages: StageColumns, constants: MemoryConstants
 ) -> Column:
     """Whole copies of the layers that run while weights are sharded over data parallelism, (n, k).
 
@@ -93,10 +99,12 @@ def unsharded_bytes(
     ends = (stages.has_embedding | stages.has_output) * column(
         padded_vocab(cases) * m.hidden_size / c.tp
     )
-    size = COMPUTE_BYTES * (whole + ends)
-    size = size + layer * column(4.0 * constants.prefetched_gradients[family])
-    del parameters
-    return size * column(sharded & (dense_shards > 1))
+    frozen = cases.workload.kind == int(TrainingKind.LORA)
+    width = np.where(frozen, np.minimum(cases.stack.weight_bytes, COMPUTE_BYTES), COMPUTE_BYTES)
+    waiting = np.where(frozen, 0.0, REDUCED_BYTES * constants.prefetched_gradients[family])
+    size = column(width) * (whole + ends) + column(waiting) * layer
+    gathered: Column = size * column(sharded & (dense_shards > 1))
+    return gathered
 
 
 def communicators(cases: Cases) -> Column:

@@ -129,6 +129,7 @@ class StackColumns(Columns):
     cuda_graphs: Column
     optimizer_offload_fraction: Column
     vocab_divisible_by: Column
+    vocabulary_barriers: Column
 
     @classmethod
     def of_one(cls, stack: Stack) -> StackColumns:

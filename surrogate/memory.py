@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from specs.choices import Recompute, Schedule
+from specs.choices import Overlap, Recompute
+from specs.stack import Framework
 from surrogate.activations import LayerBytes, layer_bytes, sequence_shards, tokens_per_microbatch
 from surrogate.buffers import (
     GIB,
@@ -26,12 +27,19 @@ from surrogate.buffers import (
 )
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
+from surrogate.schedules import in_flight
 from surrogate.stages import StageColumns, stage_table
 from surrogate.states import column, stage_parameters, state_bytes
 
 Column = NDArray[Any]
 
 CHUNK_ROWS = 1 << 14
+EAGER = (
+    Framework.TORCHTITAN,
+    Framework.PYTORCH_FSDP,
+    Framework.HUGGING_FACE,
+    Framework.OTHER,
+)
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,57 @@ def memory_by_stage(cases: Cases, constants: MemoryConstants | None = None) -> S
     )
 
 
+def counter_reading(
+    cases: Cases, counters: Column, constants: MemoryConstants | None = None
+) -> Column:
+    """What the counter of each row would show, GiB, (n,).
+
+    Args:
+        cases: n rows.
+        counters: names of the measured-runs format: allocated, active, reserved, device,
+            allocated-last-rank (the last pipeline rank) or unknown (taken as device).
+        constants: those that ship where not given.
+    """
+    peak = memory(cases, constants)
+    names = np.asarray(counters).astype(str)
+    reading = np.where(np.isin(names, ("allocated", "active")), peak.allocated_gib, peak.device_gib)
+    reading = np.where(names == "reserved", peak.reserved_gib, reading)
+    last = np.flatnonzero(names == "allocated-last-rank")
+    if len(last):
+        stages = memory_by_stage(cases.take(last), constants)
+        rank = stages.valid.sum(axis=1) - 1
+        reading[last] = stages.allocated_gib[np.arange(len(last)), rank]
+    return reading
+
+
+class Gap(NamedTuple):
+    """A measured peak against the projection of one run: device GiB by component."""
+
+    measured_gib: float
+    projected_gib: float
+    gap_gib: float
+    stage: int
+    components: dict[str, float]
+
+
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+
+
+def explain_gap(cases: Cases, measured_gib: float, constants: MemoryConstants | None = None) -> Gap:
+    """What the projection of the first row consists of on its fullest stage, and what is left.
+
+    Args:
+        cases: one row.
+        measured_gib: device memory that the run used.
+        constants: those that ship where not given.
+    """
+    stages = memory_by_stage(cases.take([0]), constants)
+    stage = int(stages.total_gib[0].argmax())
+    held = {name: float(getattr(stages, f"{name}_gib")[0, stage]) for name in COMPONENTS}
+    projected = float(stages.total_gib[0, stage])
+    return Gap(measured_gib, projected, measured_gib - projected, stage, held)
+
+
 def fit_probability(device_gib: Any, capacity_gib: Any, sd: Any) -> Column:
     """Probability that a run stays below capacity, given the log error of projections.
 
@@ -145,24 +204,18 @@ def fit_probability(device_gib: Any, capacity_gib: Any, sd: Any) -> Column:
     return np.asarray(ndtr(margin / np.asarray(sd)))
 
 
-def in_flight(cases: Cases, rank: Column) -> Column:
-    """Microbatches whose activations stage ``rank`` holds at its peak, (n, k)."""
-    c = cases.config
-    p, v, m = column(c.pp), column(c.vpp), column(cases.microbatches())
-    schedule = column(c.schedule)
-    group = np.where(column(c.microbatch_group) > 0, column(c.microbatch_group), p)
-    warm = np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * group + 1) / v
-    held = np.minimum(m, p - rank)
-    held = np.where(schedule == int(Schedule.INTERLEAVED), warm, held)
-    held = np.where(schedule == int(Schedule.ZB_H1), np.minimum(m, p), held)
-    held = np.where(schedule == int(Schedule.ZB_H2), np.minimum(m, 2 * p - 1), held)
-    held = np.where(schedule == int(Schedule.ZBV), np.minimum(m, p), held)
-    held = np.where(schedule == int(Schedule.V_HALF), np.minimum(m, p // 2 + 1), held)
-    held = np.where(schedule == int(Schedule.V_MIN), np.minimum(m, -(-p // 3) + 1), held)
-    held = np.where(
-        (schedule == int(Schedule.GPIPE)) | (schedule == int(Schedule.ZB_HEURISTIC)), m, held
-    )
-    return np.where(p > 1, held, 1.0)
+def microbatches_in_flight(cases: Cases, rank: Column) -> Column:
+    """Microbatches whose activations each stage holds at its peak, (n, k).
+
+    Vocabulary parallelism holds one more for each of its barriers (arXiv 2411.05288, section 5).
+    """
+    c, microbatches = cases.config, cases.microbatches()
+    extra_warmup = (c.overlap & int(Overlap.EP)) > 0
+    held = in_flight(c.schedule, c.pp, microbatches, c.vpp, rank, c.microbatch_group, extra_warmup)
+    barriers = cases.stack.vocabulary_barriers
+    if np.any(barriers):
+        held = np.minimum(held + column(barriers), column(microbatches))
+    return held
 
 
 def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _Parts:
@@ -170,32 +223,58 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     parameters = stage_parameters(cases, stages)
     states = state_bytes(cases, parameters, constants)
     layers = layer_bytes(cases, constants)
-    kept = _kept(cases, stages, layers) * in_flight(cases, stages.rank)
+    kept = _kept(cases, stages, layers) * microbatches_in_flight(cases, stages.rank)
     working = _working(stages, layers)
-    logits = column(logits_bytes(cases, constants)) * (
-        stages.has_output * (1.0 + stages.mtp_layers)
-    )
+    logits = column(logits_bytes(cases, constants)) * _logits_held(cases, stages)
+    offset = constants.offset(cases.stacks)[cases.stack_index]
     # The logits are freed before the last layer's backward pass fills the working set.
-    logits_only = np.maximum(logits - working, 0.0)
-    buffers = unsharded_bytes(cases, stages, parameters, constants) + column(
+    beyond_working = np.maximum(logits - working, 0.0)
+    at_loss = kept + working + beyond_working
+    shared = unsharded_bytes(cases, stages, constants) + column(
         dispatch_bytes(cases, constants)
     ) * (stages.moe_layers > 0)
-    static = states.weights + states.gradients + states.optimizer
-    base = constants.allocated_base_gib[cases.stack.framework] * GIB
-    alive = kept + working + logits_only + buffers
-    at_step = column(constants.optimizer_temporary[cases.stack.framework]) * states.optimizer
-    activations = kept + working
-    buffers = buffers + np.maximum(at_step - alive, 0.0) + column(base)
-    allocated = static + activations + logits_only + buffers
+    temporary = column(constants.optimizer_temporary[cases.stack.framework]) * states.optimizer
+    base = column(constants.allocated_base_gib[cases.stack.framework] * GIB)
+    fresh = column(allocates_gradients(cases))
+    early = at_loss + shared + np.where(fresh, 0.0, states.gradients)
+    # At the end of the backward pass or at the optimizer step all gradients are there.
+    late = np.maximum(working + shared, temporary) + states.gradients > early
+    gradients = np.where(fresh & ~late, 0.0, states.gradients)
+    at_step = late & (temporary > working + shared)
+    activations = np.where(at_step, 0.0, np.where(late, working, kept + working))
+    logits_held = np.where(late, 0.0, beyond_working)
+    buffers = np.where(at_step, temporary, shared) + base
+    held = states.weights + gradients + states.optimizer + activations + logits_held + buffers
+    allocated = held * column(offset)
     return _Parts(
         states.weights,
-        states.gradients,
+        gradients,
         states.optimizer,
         activations,
-        logits_only,
+        logits_held,
         buffers,
         allocated,
     )
+
+
+def allocates_gradients(cases: Cases) -> Column:
+    """Whether gradients are allocated in each backward pass, (n,).
+
+    Megatron and DeepSpeed keep gradient buffers for good; FSDP and eager PyTorch free gradients
+    at the step, so that they and all activations never coexist unless gradients are accumulated.
+    """
+    eager = np.isin(cases.stack.framework, [int(framework) for framework in EAGER])
+    return np.asarray(eager & (cases.microbatches() == 1) & (cases.config.pp == 1))
+
+
+def _logits_held(cases: Cases, stages: StageColumns) -> Column:
+    """Logits tensors of each stage: one, and one an MTP layer; a share under vocabulary
+    parallelism."""
+    held = stages.has_output * (1.0 + stages.mtp_layers)
+    spread = column(cases.stack.vocabulary_barriers > 0)
+    if not spread.any():
+        return held
+    return np.where(spread, 1.0 / column(cases.config.pp), held)
 
 
 def _kept(cases: Cases, stages: StageColumns, layers: LayerBytes) -> Column:
@@ -227,4 +306,4 @@ def _working(stages: StageColumns, layers: LayerBytes) -> Column:
         stages.recomputed_moe > 0, column(layers.whole_moe), column(layers.rebuilt_moe)
     ) + column(layers.gradients_moe)
     has_moe = (stages.moe_layers > 0) | ((stages.mtp_layers > 0) & (stages.dense_layers == 0))
-    return np.maximum(dense * (stages.dense_layers > 0), moe * has_moe)
+    return np.asarray(np.maximum(dense * (stages.dense_layers > 0), moe * has_moe))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.stack import Framework
+from specs.stack import Framework, Stack
 from surrogate.constants import shipped_constants
 
 Column = NDArray[Any]
 
-BY_FRAMEWORK = "by framework"
-BY_VENDOR = "by vendor"
 FRAMEWORKS = tuple(framework.name.lower() for framework in sorted(Framework))
 VENDORS = ("nvidia", "amd")
 
@@ -27,11 +25,13 @@ class MemoryConstants:
 
     Fields are arrays: shape () where one value holds everywhere, (frameworks,) by Framework code,
     (2,) by vendor (nvidia, amd). In the file they are ``name``, ``name/framework`` and
-    ``name/vendor``. Meanings and units are in the file.
+    ``name/vendor``. Meanings and units are in the file. ``stack_offset`` maps the name of a
+    framework to what the physics leaves of its live memory.
     """
 
     activation_scale: Column
     op_level_checkpoint: Column
+    op_level_checkpoint_moe: Column
     gated_mlp_copies: Column
     norm_bytes: Column
     logits_bytes: Column
@@ -45,7 +45,6 @@ class MemoryConstants:
     dispatch_copies: Column
     unsharded_layers: Column
     prefetched_gradients: Column
-    state_scale: Column
     optimizer_temporary: Column
     allocated_base_gib: Column
     fragmentation: Column
@@ -54,18 +53,27 @@ class MemoryConstants:
     context_gib: Column
     communicator_gib: Column
     moe_device_gib: Column
+    stack_offset: Mapping[str, float]
 
     @classmethod
     def from_values(cls, values: Mapping[str, float]) -> MemoryConstants:
         """Arrays from ``name`` or ``name/key`` -> value."""
-        columns = {}
+        columns: dict[str, Any] = {}
         for field in fields(cls):
+            if field.name == "stack_offset":
+                continue
             if field.name in values:
                 columns[field.name] = np.array(values[field.name])
                 continue
             keys = VENDORS if f"{field.name}/amd" in values else FRAMEWORKS
             columns[field.name] = np.array([values[f"{field.name}/{key}"] for key in keys])
-        return cls(**columns)
+        prefix = "stack_offset/"
+        offsets = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+        return cls(**columns, stack_offset=offsets)
+
+    def offset(self, stacks: Sequence[Stack]) -> Column:
+        """Factor on live memory that was learned for each stack, 1 where none was."""
+        return np.array([self.stack_offset.get(stack.framework_name, 1.0) for stack in stacks])
 
 
 @lru_cache(maxsize=1)

@@ -218,13 +218,14 @@ def _candidate_stages(
 ) -> Column:
     """The stages that no other stage dominates, shape (k, 10).
 
-    A stage dominates another if it holds at least as much of everything and starts no later: the
-    microbatches in flight never increase with the rank, so it is neither smaller nor faster.
+    A stage dominates another if it holds at least as much of everything and as many microbatches in
+    flight, which never increase with the rank, or never decrease where the schedule is V-shaped.
     """
     held = _all_stages(layers, where, recomputed)
+    in_flight_order = held[:, _RANK] if where[-1] else -held[:, _RANK]
     bulk = np.column_stack(
         [
-            -held[:, _RANK],
+            in_flight_order,
             held[:, [_DENSE, _MOE, _EMBEDDING, _OUTPUT, _MTP, _RE_DENSE, _RE_MOE, _RE_MTP]],
             held[:, _DENSE] - held[:, _RE_DENSE],
             held[:, _MOE] - held[:, _RE_MOE],
@@ -233,11 +234,12 @@ def _candidate_stages(
         ]
     )
     kept: list[int] = []
-    for rank in range(len(held)):
+    ranks = range(len(held))
+    for rank in reversed(ranks) if where[-1] else ranks:
         dominated = (bulk[kept] >= bulk[rank]).all(axis=1).any() if kept else False
         if not dominated:
             kept.append(rank)
-    chosen = held[kept]
+    chosen = held[sorted(kept)]
     chosen.setflags(write=False)
     return chosen
 

@@ -76,18 +76,11 @@ def stage_parameters(cases: Cases, stages: StageColumns) -> StageParameters:
     layers = stages.dense_layers + stages.moe_layers + mtp
     moe = stages.moe_layers + mtp * is_moe
     dense = layers - moe
-    has_mtp = mtp > 0
-    looks_up = stages.has_embedding | has_mtp
-    copies = np.where(
-        column(m.tied_embeddings),
-        looks_up | stages.has_output,
-        looks_up.astype(np.float64) + stages.has_output,
-    )
     sharded = (
         column(m.attention_sharded) * layers
         + column(m.dense_mlp_sharded) * dense
         + column(m.shared_expert_sharded) * moe
-        + copies * column(padded_vocab(cases) * m.hidden_size)
+        + _vocabulary_copies(cases, stages) * column(padded_vocab(cases) * m.hidden_size)
     ) / column(c.tp)
     replicated = (
         column(m.attention_replicated + m.norm_params) * layers
@@ -96,11 +89,28 @@ def stage_parameters(cases: Cases, stages: StageColumns) -> StageParameters:
         + column(m.learned_positions * m.hidden_size) * stages.has_embedding
         + column(m.hidden_size * (1 + m.layer_norm_bias)) * stages.has_output
     )
-    if has_mtp.any():
+    if mtp.any():
         sharded = sharded + mtp * 2 * hidden**2 / column(c.tp)
         replicated = replicated + mtp * 3 * hidden
     per_rank = m.num_experts * m.expert_params / (c.ep * c.etp)
     return StageParameters(sharded, replicated, column(per_rank) * moe)
+
+
+def _vocabulary_copies(cases: Cases, stages: StageColumns) -> Column:
+    """Embedding and output matrices that each stage holds, (n, k).
+
+    Vocabulary parallelism cuts both over all pipeline ranks.
+    """
+    looks_up = stages.has_embedding | (stages.mtp_layers > 0)
+    tied = column(cases.model.tied_embeddings)
+    copies = np.where(
+        tied, looks_up | stages.has_output, looks_up.astype(np.float64) + stages.has_output
+    )
+    spread = cases.stack.vocabulary_barriers > 0
+    if not np.any(spread):
+        return copies
+    pp = column(cases.config.pp)
+    return np.where(column(spread), np.where(tied, 1.0, 2.0) / pp, copies)
 
 
 def shards(cases: Cases) -> tuple[Column, Column]:

@@ -10,6 +10,8 @@ from specs.provenance import Quantity
 from specs.stack import Stack
 from specs.workload import Workload
 from surrogate.cases import Cases
+from surrogate.constants import shipped_constants
+from surrogate.memory_constants import MemoryConstants
 
 DEEPSEEK_V3 = Model(
     name="deepseek-v3",
@@ -133,3 +135,11 @@ def study(
         }
     )
     return Cases.of_study(configs, job, cluster, stack or Stack())
+
+
+def prior_constants() -> MemoryConstants:
+    """Constants before any data: what the sources say, in which known answers hold exactly."""
+    constants = shipped_constants("memory_constants").constants
+    return MemoryConstants.from_values(
+        {name: c.value if c.prior is None else c.prior for name, c in constants.items()}
+    )

@@ -1,0 +1,207 @@
+"""Peaks per stage: consistency of the two views, and what must never shrink or grow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, gpu, prior_constants, study
+
+from specs.choices import (
+    MoeDispatcher,
+    Overlap,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RecomputeModules,
+    Schedule,
+    Sharding,
+    TrainingKind,
+)
+from specs.config import ConfigTable, TrainingConfig
+from specs.stack import Framework, Stack
+from surrogate.memory import (
+    CHUNK_ROWS,
+    counter_reading,
+    explain_gap,
+    fit_probability,
+    memory,
+    memory_by_stage,
+)
+
+COMPONENTS = (
+    "weights_gib",
+    "gradients_gib",
+    "optimizer_gib",
+    "activations_gib",
+    "logits_gib",
+    "buffers_gib",
+    "overhead_gib",
+)
+MODELS = (LLAMA_8B, MIXTRAL_8X22B, DEEPSEEK_V3)
+
+configs = st.builds(
+    TrainingConfig,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4, 8]),
+    vpp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
+    ep=st.sampled_from([1, 2, 8]),
+    mbs=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(list(Schedule)),
+    sequence_parallel=st.booleans(),
+    recompute=st.sampled_from(list(Recompute)),
+    recompute_method=st.sampled_from(list(RecomputeMethod)),
+    recompute_layers=st.integers(0, 3),
+    recompute_modules=st.builds(RecomputeModules, st.integers(0, 127)),
+    moe_dispatcher=st.sampled_from(list(MoeDispatcher)),
+    sync_free_stage=st.integers(0, 3),
+    precision=st.sampled_from([Precision.BF16, Precision.FP8, Precision.MXFP8]),
+    sharding=st.sampled_from(list(Sharding)),
+    cross_entropy_fusion=st.booleans(),
+    overlap=st.sampled_from([Overlap.NONE, Overlap.EP]),
+)
+stacks = st.builds(
+    Stack,
+    framework=st.sampled_from(list(Framework)),
+    flash_attention=st.booleans(),
+    expandable_segments=st.booleans(),
+)
+
+
+def legal_vpp(config: TrainingConfig) -> TrainingConfig:
+    """The config with the chunks that its schedule runs."""
+    if config.pp == 1:
+        return config.changed(schedule=Schedule.ONE_F_ONE_B, vpp=1)
+    if config.schedule.is_v_shaped:
+        return config.changed(vpp=2)
+    if config.schedule is Schedule.INTERLEAVED:
+        return config.changed(vpp=2)
+    return config.changed(vpp=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(configs, min_size=1, max_size=4), stacks, st.sampled_from([16, 256, 2048]))
+def test_fullest_stage_is_the_peak_and_components_add_up(
+    rows: list[TrainingConfig], stack: Stack, global_batch_size: int
+) -> None:
+    table = ConfigTable.from_configs([legal_vpp(row) for row in rows])
+    for model in MODELS:
+        cases = study(model, table, num_gpus=1024, global_batch_size=global_batch_size, stack=stack)
+        peak, stages = memory(cases), memory_by_stage(cases)
+        for name, by_stage in (
+            ("allocated_gib", stages.allocated_gib),
+            ("reserved_gib", stages.reserved_gib),
+            ("device_gib", stages.total_gib),
+        ):
+            assert getattr(peak, name) == pytest.approx(by_stage.max(axis=1), rel=1e-9)
+        total = sum(getattr(stages, name) for name in COMPONENTS)
+        assert total == pytest.approx(stages.total_gib)
+        for name in COMPONENTS[:-1]:
+            assert (getattr(stages, name) >= 0).all()
+        assert (peak.allocated_gib > 0).all()
+        assert (peak.reserved_gib >= peak.allocated_gib).all()
+        assert (peak.device_gib >= peak.reserved_gib).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(configs, st.sampled_from([1, 2, 4, 8]))
+def test_memory_grows_with_the_microbatch_and_the_sequence(
+    config: TrainingConfig, mbs: int
+) -> None:
+    config = legal_vpp(config)
+    for model in MODELS:
+        # Enough microbatches for every schedule to hold all that it may.
+        small, large = (
+            memory(study(model, config.changed(mbs=size), num_gpus=1024, global_batch_size=65536))
+            for size in (mbs, 2 * mbs)
+        )
+        assert large.device_gib[0] > small.device_gib[0]
+        short, long = (
+            memory(study(model, config, num_gpus=1024, seq_len=s, global_batch_size=65536))
+            for s in (4096, 8192)
+        )
+        assert long.device_gib[0] > short.device_gib[0]
+
+
+def test_chunks_do_not_change_the_answer() -> None:
+    n = CHUNK_ROWS + 7
+    rng = np.random.default_rng(1)
+    table = ConfigTable.from_columns(
+        {"tp": rng.choice([1, 2, 4], n), "pp": rng.choice([1, 2, 4], n), "mbs": 1, "ep": 8}
+    )
+    whole = memory(study(MIXTRAL_8X22B, table, num_gpus=1024))
+    for row in (0, CHUNK_ROWS - 1, CHUNK_ROWS, n - 1):
+        one = memory(study(MIXTRAL_8X22B, table.take([row]), num_gpus=1024))
+        assert one.device_gib[0] == whole.device_gib[row]
+        assert one.stage[0] == whole.stage[row]
+
+
+def test_counters_read_what_they_count() -> None:
+    config = ConfigTable.from_configs([TrainingConfig(pp=4)] * 6)
+    cases = study(LLAMA_8B, config)
+    names = np.array(
+        ["allocated", "active", "reserved", "device", "unknown", "allocated-last-rank"]
+    )
+    reading = counter_reading(cases, names)
+    peak, stages = memory(cases), memory_by_stage(cases)
+    expected = [
+        peak.allocated_gib[0],
+        peak.allocated_gib[0],
+        peak.reserved_gib[0],
+        peak.device_gib[0],
+        peak.device_gib[0],
+        stages.allocated_gib[0, 3],
+    ]
+    assert reading.tolist() == expected
+
+
+def test_sharded_gradients_are_freed_before_the_next_forward_pass() -> None:
+    titan = Stack(framework=Framework.TORCHTITAN, weight_bytes=4, optimizer_bytes=8)
+    config = TrainingConfig(sharding=Sharding.FSDP)
+    once = study(LLAMA_8B, config, num_gpus=8, seq_len=8192, global_batch_size=8, stack=titan)
+    twice = study(LLAMA_8B, config, num_gpus=8, seq_len=8192, global_batch_size=16, stack=titan)
+    assert memory(once).allocated_gib[0] < memory(twice).allocated_gib[0]
+    assert memory_by_stage(once).gradients_gib[0, 0] == 0
+
+
+def test_vocabulary_parallelism_spreads_the_ends_and_holds_more_microbatches() -> None:
+    config = TrainingConfig(pp=8)
+    plain, spread = (study(LLAMA_8B, config, stack=Stack(vocabulary_barriers=b)) for b in (0, 2))
+    before, after = memory_by_stage(plain), memory_by_stage(spread)
+    assert after.weights_gib.max() < before.weights_gib.max()
+    assert after.activations_gib[0, 1] > before.activations_gib[0, 1]
+
+
+def test_low_rank_fine_tuning_needs_less() -> None:
+    config = TrainingConfig(tp=2)
+    full = memory(study(LLAMA_8B, config, kind=TrainingKind.FINETUNE))
+    lora = memory(study(LLAMA_8B, config, kind=TrainingKind.LORA, lora_rank=16))
+    assert lora.device_gib[0] < full.device_gib[0]
+
+
+def test_gap_between_two_configs_is_explained_by_component() -> None:
+    cases = study(
+        LLAMA_8B, ConfigTable.from_configs([TrainingConfig(), TrainingConfig(mbs=4)]), num_gpus=8
+    )
+    gap = explain_gap(cases.take([0]), measured_gib=100.0)
+    parts = gap.components
+    assert sum(parts.values()) == pytest.approx(gap.projected_gib)
+    assert gap.gap_gib == pytest.approx(100.0 - gap.projected_gib)
+
+
+def test_fit_probability() -> None:
+    assert fit_probability(100.0, 100.0, 0.05) == pytest.approx(0.5)
+    assert fit_probability(80.0, 100.0, 0.05) > 0.999
+    assert fit_probability(99.0, 100.0, 0.02) > 0.6
+    assert fit_probability(120.0, 100.0, 0.05) < 0.001
+
+
+def test_vendor_runtime_differs() -> None:
+    amd, nvidia = (
+        memory(study(LLAMA_8B, TrainingConfig(tp=2), device=gpu(vendor)), prior_constants())
+        for vendor in ("amd", "nvidia")
+    )
+    assert amd.allocated_gib[0] == nvidia.allocated_gib[0]
+    assert amd.device_gib[0] > nvidia.device_gib[0]
