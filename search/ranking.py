@@ -1,19 +1,48 @@
-"""Exhaustive ranking: every legal config is projected, chunk by chunk, and the best are kept."""
+"""Exhaustive ranking: every legal config is projected or proved no better, and the best are kept.
+
+A space of millions is not projected row by row. Configs that share a core (mesh, micro-batch,
+pipeline) differ only in features, and two facts bound all of them: no recomputation is fastest,
+full recomputation is leanest. Cores are then worked off from the most promising one, and those that
+cannot come within ``within`` of the best found, or cannot fit at all, are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search.space import Space
+from specs.choices import Recompute, RecomputeMethod, RecomputeModules
 from specs.config import ConfigTable, TrainingConfig
 
 Column = NDArray[Any]
 FIT_PROBABILITY = 0.5
 """From this probability on a config counts as fitting: as likely as not, no hidden margin."""
+
+DIRECT_ROWS = 1 << 20
+"""Spaces up to this size are projected row by row."""
+BATCH_ROWS = 1 << 16
+MEMORY_SLACK = 0.05
+"""Fraction above capacity up to which the leanest config of a core leaves hope for the others."""
+PER_CORE = 16
+"""Configs of one core that are kept: the others differ from them in features only."""
+
+_NO_RECOMPUTE: dict[str, Any] = {
+    "recompute": (Recompute.NONE,),
+    "recompute_method": (RecomputeMethod.NONE,),
+    "recompute_layers": (0,),
+    "recompute_modules": (RecomputeModules.NONE,),
+    "recompute_layer_ids": ((),),
+}
+_FULL_RECOMPUTE = _NO_RECOMPUTE | {
+    "recompute": (Recompute.FULL,),
+    "recompute_method": (RecomputeMethod.UNIFORM,),
+    "recompute_layers": (1,),
+}
 
 
 class Projected(Protocol):
@@ -35,13 +64,33 @@ class Projected(Protocol):
         ...
 
 
+class Surrogate(Protocol):
+    """What projects the rows of a table: all of it, or throughput and memory apart."""
+
+    def project(self, table: ConfigTable) -> Projected:
+        """Throughput and memory."""
+        ...
+
+    def tokens_per_s_per_gpu(self, table: ConfigTable) -> Column:
+        """Throughput alone, shape (n,)."""
+        ...
+
+    def device_gib(self, table: ConfigTable) -> Column:
+        """Peak memory alone, shape (n,)."""
+        ...
+
+
+Advance = Callable[[int], None]
+
+
 @dataclass(frozen=True)
 class Ranking:
     """The best fitting configs, best first, and what was seen on the way.
 
-    ``table`` and the columns have k rows. ``refused_by_memory`` legal configs do not fit;
-    ``leanest`` is the legal config that misses least memory (``missing_gib`` above capacity, below
-    0 where it fits), None where nothing is legal.
+    ``table`` and the columns have k rows. Of ``legal`` configs ``projected`` were projected, of
+    which ``refused_by_memory`` do not fit; the others are proved no better. ``leanest`` is the
+    projected config that misses least memory (``missing_gib`` above capacity, below 0 where it
+    fits), None where nothing is legal.
     """
 
     table: ConfigTable
@@ -49,6 +98,7 @@ class Ranking:
     device_gib: Column
     fit_probability: Column
     legal: int
+    projected: int
     refused_by_memory: int
     leanest: TrainingConfig | None
     missing_gib: float
@@ -57,72 +107,162 @@ class Ranking:
         return len(self.table)
 
 
+class Ranker:
+    """Collects projected rows and keeps the fastest that fit, at most ``per_core`` of a core.
+
+    Ties go to the row that came first. Memory use does not grow with the rows that are added.
+    """
+
+    def __init__(self, capacity_gib: float, keep: int, per_core: int = PER_CORE) -> None:
+        self._capacity_gib, self._keep, self._per_core = capacity_gib, keep, per_core
+        self._parts: list[tuple[ConfigTable, Column]] = []
+        self._projected = self._fitting = 0
+        self._leanest: TrainingConfig | None = None
+        self._missing_gib = np.inf
+
+    @property
+    def fastest(self) -> float:
+        """Throughput of the fastest row that fits so far; 0 where none does."""
+        speeds = [part[0, 0] for _, part in self._parts if part.shape[1]]
+        return float(max(speeds, default=0.0))
+
+    def add(self, table: ConfigTable, seen: Projected, cores: Column) -> None:
+        """Adds projected rows; ``cores`` says which rows share a core."""
+        self._projected += len(table)
+        fits = np.flatnonzero(seen.fit_probability >= FIT_PROBABILITY)
+        self._fitting += len(fits)
+        lean = int(np.argmin(seen.device_gib))
+        missing_gib = float(seen.device_gib[lean] - self._capacity_gib)
+        if missing_gib < self._missing_gib:
+            self._leanest, self._missing_gib = table.config(lean), missing_gib
+        columns = np.stack(
+            [seen.tokens_per_s_per_gpu, seen.device_gib, seen.fit_probability, cores]
+        )
+        kept = self._best(fits, columns)
+        self._parts.append((table.take(kept), columns[:, kept]))
+        if sum(len(part) for part, _ in self._parts) > 4 * self._keep:
+            self._merge()
+
+    def ranking(self, legal: int) -> Ranking:
+        """What was kept; ``legal`` is the size of the space that the rows come from."""
+        self._merge()
+        table, columns = self._parts[0]
+        return Ranking(
+            table=table,
+            tokens_per_s_per_gpu=columns[0],
+            device_gib=columns[1],
+            fit_probability=columns[2],
+            legal=legal,
+            projected=self._projected,
+            refused_by_memory=self._projected - self._fitting,
+            leanest=self._leanest,
+            missing_gib=self._missing_gib,
+        )
+
+    def _best(self, rows: Column, columns: Column) -> Column:
+        """The ``keep`` fastest of ``rows``, fastest first, at most ``per_core`` of a core."""
+        order = rows[np.argsort(-columns[0, rows], kind="stable")]
+        cores = columns[3, order]
+        by_core = np.argsort(cores, kind="stable")
+        edges = np.flatnonzero(np.diff(cores[by_core], prepend=np.nan) != 0)
+        place = np.arange(len(order)) - np.repeat(edges, np.diff(np.append(edges, len(order))))
+        within = np.empty(len(order), dtype=bool)
+        within[by_core] = place < self._per_core
+        return np.asarray(order[within][: self._keep])
+
+    def _merge(self) -> None:
+        if not self._parts:
+            self._parts = [(ConfigTable.from_configs([]), np.zeros((4, 0)))]
+        table = ConfigTable.concat([part for part, _ in self._parts])
+        columns = np.concatenate([part for _, part in self._parts], axis=1)
+        rows = self._best(np.arange(len(table)), columns)
+        self._parts = [(table.take(rows), columns[:, rows])]
+
+
 def rank(
-    chunks: Iterable[ConfigTable],
-    project: Callable[[ConfigTable], Projected],
+    space: Space,
+    surrogate: Surrogate,
     capacity_gib: float,
     keep: int,
-    advance: Callable[[int], None] = lambda _: None,
+    within: float = 0.05,
+    advance: Advance = lambda _: None,
 ) -> Ranking:
-    """Projects every row of ``chunks`` and keeps the ``keep`` fastest that fit.
+    """The best configs of a space: every one within ``within`` of the best of another core is seen.
 
-    Ties go to the config that comes first, so the result does not depend on the chunk size.
-    Memory use is one chunk plus ``keep`` rows, whatever the size of the space.
+    Args:
+        space: all legal configs.
+        surrogate: projects the rows of a table.
+        capacity_gib: memory of the GPU.
+        keep: configs to keep, at most ``PER_CORE`` of a core.
+        within: fraction below the best down to which all cores are projected.
+        advance: called with the number of rows that are done with, ``len(space)`` in all.
     """
-    best: list[tuple[ConfigTable, Column]] = []
-    legal = fitting = 0
-    leanest: TrainingConfig | None = None
-    missing_gib = np.inf
-    for table in chunks:
-        if not len(table):
-            continue
-        seen = project(table)
-        legal += len(table)
-        fits = np.flatnonzero(seen.fit_probability >= FIT_PROBABILITY)
-        fitting += len(fits)
-        lean = int(np.argmin(seen.device_gib))
-        if seen.device_gib[lean] - capacity_gib < missing_gib:
-            leanest = table.config(lean)
-            missing_gib = float(seen.device_gib[lean] - capacity_gib)
-        rows = fits[_best_first(seen.tokens_per_s_per_gpu[fits], keep)]
-        values = [seen.tokens_per_s_per_gpu, seen.device_gib, seen.fit_probability]
-        best.append((_compact(table.take(rows)), np.stack([column[rows] for column in values])))
-        if sum(len(part) for part, _ in best) > 4 * keep:
-            best = [_merge(best, keep)]
-        advance(len(table))
-    kept, columns = _merge(best, keep)
-    return Ranking(
-        table=kept,
-        tokens_per_s_per_gpu=columns[0],
-        device_gib=columns[1],
-        fit_probability=columns[2],
-        legal=legal,
-        refused_by_memory=legal - fitting,
-        leanest=leanest,
-        missing_gib=missing_gib,
-    )
+    ranker = Ranker(capacity_gib, keep)
+    total = len(space)
+    if total <= DIRECT_ROWS:
+        for positions in _slices(np.array([0]), np.array([total])):
+            _add(ranker, space, surrogate, positions)
+            advance(len(positions))
+        return ranker.ranking(total)
+    bound = _core_bounds(space, surrogate, capacity_gib)
+    promising = np.argsort(-bound, kind="stable")
+    promising = promising[bound[promising] > 0]
+    done = 0
+    for cores in _batches(space, promising):
+        if bound[cores[0]] < (1 - within) * ranker.fastest:
+            break
+        cores = cores[bound[cores] >= (1 - within) * ranker.fastest]
+        for positions in _slices(*space.span(cores)):
+            _add(ranker, space, surrogate, positions)
+            advance(len(positions))
+            done += len(positions)
+    advance(total - done)
+    return ranker.ranking(total)
 
 
-def _best_first(values: Column, keep: int) -> Column:
-    """Indices of the ``keep`` largest values, largest first, earlier rows first among equals."""
-    if len(values) > keep:
-        smallest = np.partition(values, len(values) - keep)[len(values) - keep]
-        candidates = np.flatnonzero(values >= smallest)
-    else:
-        candidates = np.arange(len(values))
-    order = np.argsort(-values[candidates], kind="stable")
-    return np.asarray(candidates[order][:keep])
+def _core_bounds(space: Space, surrogate: Surrogate, capacity_gib: float) -> Column:
+    """An upper bound of the throughput of each core, 0 where none of its configs can fit.
+
+    Without recomputation a config is fastest and with full recomputation it is leanest, but for the
+    activations of the one layer that is being recomputed: hence the slack in memory. Where nothing
+    can fit the leanest core keeps its bound, so that the ranking can say how much is missing.
+    """
+    leanest = np.full(len(space.core), np.inf)
+    lean = space.narrowed_to(_FULL_RECOMPUTE)
+    for positions in _slices(np.array([0]), np.array([len(lean)])):
+        device_gib = surrogate.device_gib(lean.rows(positions))
+        np.minimum.at(leanest, lean.core_of(positions), device_gib)
+    known = np.isfinite(leanest)
+    hopeful = ~known | (leanest <= (1 + MEMORY_SLACK) * capacity_gib)
+    if not hopeful.any():
+        hopeful = leanest <= leanest.min()
+    bound = np.zeros(len(space.core))
+    fast = space.narrowed_to(_NO_RECOMPUTE)
+    for positions in _slices(*fast.span(np.flatnonzero(hopeful))):
+        speed = surrogate.tokens_per_s_per_gpu(fast.rows(positions))
+        np.maximum.at(bound, fast.core_of(positions), speed)
+    return bound
 
 
-def _merge(parts: list[tuple[ConfigTable, Column]], keep: int) -> tuple[ConfigTable, Column]:
-    if not parts:
-        return ConfigTable.from_configs([]), np.zeros((3, 0))
-    table = ConfigTable.concat([part for part, _ in parts])
-    columns = np.concatenate([part for _, part in parts], axis=1)
-    rows = _best_first(columns[0], keep)
-    return _compact(table.take(rows)), columns[:, rows]
+def _add(ranker: Ranker, space: Space, surrogate: Surrogate, positions: Column) -> None:
+    table = space.rows(positions)
+    ranker.add(table, surrogate.project(table), space.core_of(positions))
 
 
-def _compact(table: ConfigTable) -> ConfigTable:
-    """The same rows without the layouts and layer sets that none of them uses."""
-    return ConfigTable.from_configs(table.configs()) if len(table) < len(table.layouts) else table
+def _slices(first: Column, length: Column) -> Iterator[Column]:
+    """The positions of some spans, ascending, at most ``BATCH_ROWS`` at a time."""
+    order = np.argsort(first)
+    first, ends = first[order], np.cumsum(length[order])
+    total = int(ends[-1]) if len(ends) else 0
+    for start in range(0, total, BATCH_ROWS):
+        places = np.arange(start, min(start + BATCH_ROWS, total))
+        span = np.searchsorted(ends, places, side="right")
+        yield first[span] + places - np.where(span > 0, ends[span - 1], 0)
+
+
+def _batches(space: Space, cores: Column) -> Iterator[Column]:
+    """Cores in order, cut so that each batch has about ``BATCH_ROWS`` configs."""
+    if not len(cores):
+        return
+    ends = np.cumsum(space.span(cores)[1])
+    yield from np.split(cores, np.searchsorted(ends, np.arange(BATCH_ROWS, ends[-1], BATCH_ROWS)))

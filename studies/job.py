@@ -9,8 +9,9 @@ from specs.config import ConfigTable, TrainingConfig
 from specs.formats.experiment import Experiment
 from specs.legality import legal_mask, why_illegal
 from specs.legality_scope import Mask
-from surrogate.cases import Cases
-from surrogate.projection import Projections, project
+from surrogate.cases import Cases, Column
+from surrogate.memory import memory
+from surrogate.projection import Projections, project, throughput
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class Job:
         """Which rows of ``table`` are legal here, shape (n,)."""
         job = self.experiment
         return legal_mask(table, job.workload, self.cluster, job.stack)
+
+    def tokens_per_s_per_gpu(self, table: ConfigTable) -> Column:
+        """Throughput of every row, without its memory."""
+        return throughput(self.cases(table))
+
+    def device_gib(self, table: ConfigTable) -> Column:
+        """Peak memory of every row, without its throughput."""
+        return memory(self.cases(table)).device_gib
 
     def project(self, table: ConfigTable) -> Projections:
         """Memory and throughput of every row of ``table``."""

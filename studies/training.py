@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from search.proposals import Proposal
 from search.ranking import Ranking, rank
 from search.seed_sweep import seed_sweep
 from search.shortlist import shortlist
-from search.space import Space, build_space
+from search.space import Space
 from specs.config import AXES, TrainingConfig
 from specs.errors import InfeasibleError
 from studies.files import checked_folder, name_from
@@ -77,7 +77,7 @@ class Study:
         Raises:
             InfeasibleError: no trial does.
         """
-        candidates = [t for t in self.trials if t.fits and allowed(t.config, self.space.axes)]
+        candidates = [t for t in self.trials if t.fits and self.space.allows(t.config)]
         if not candidates:
             raise InfeasibleError(
                 f"none of the {len(self.trials)} trials fits; allow more with --trials."
@@ -89,11 +89,6 @@ class Study:
         """The trial of the baseline; None where the baseline is illegal on this cluster."""
         key = config_key(self.job.baseline)
         return next((t for t in self.trials if config_key(t.config) == key), None)
-
-
-def allowed(config: TrainingConfig, axes: Mapping[str, Any]) -> bool:
-    """Whether every axis of ``config`` has one of the values that the study allows."""
-    return all(getattr(config, name) in values for name, values in axes.items())
 
 
 def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> Study:
@@ -111,7 +106,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     name = name_from(job.experiment.name)
     checked_folder(options.out)
     address = storage_address(options.storage, options.out / "foretune.db")
-    space = space_of(job)
+    space = Space.of(job.experiment, job.cluster, full=True)
     ranking = rank_space(job, space, progress)
     oracle = SurrogateOracle(job)
     inputs = study_inputs(job, space, oracle, seed or 0)
@@ -135,18 +130,6 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     )
 
 
-def space_of(job: Job) -> Space:
-    """The legal space of a job, narrowed as its study asks."""
-    experiment = job.experiment
-    return build_space(
-        experiment.workload,
-        job.cluster,
-        experiment.stack,
-        job.baseline,
-        experiment.settings.axes,
-    )
-
-
 def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:
     """The exhaustive ranking of the legal space.
 
@@ -154,8 +137,8 @@ def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:
         InfeasibleError: no config is legal, or none fits; says how many GiB are missing.
     """
     capacity = job.cluster.gpu.hbm_gib.value
-    with progress("ranking the legal space", None) as advance:
-        ranking = rank(space.chunks(), job.project, capacity, KEPT, advance)
+    with progress("ranking the legal space", len(space)) as advance:
+        ranking = rank(space, job, capacity, KEPT, advance=advance)
     if ranking.leanest is None:
         raise InfeasibleError(f"no config of this space is legal: {space.why_empty()}")
     if not len(ranking):

@@ -98,6 +98,26 @@ def project(
     )
 
 
+def throughput(
+    cases: Cases,
+    constants: TimeConstants | None = None,
+    correction: Correction = physics_only,
+) -> Column:
+    """The tokens/s/GPU of ``project`` alone, shape (n,), where memory is not asked for."""
+    constants = constants or TimeConstants.shipped()
+    speed = np.empty(len(cases))
+    for start in range(0, len(cases), CHUNK_ROWS):
+        part = cases.take(slice(start, start + CHUNK_ROWS))
+        _check_formats(part)
+        step = step_time(part, constants)
+        tokens = part.workload.seq_len * part.workload.global_batch_size
+        factor = correction(part, step).factor
+        speed[start : start + CHUNK_ROWS] = (
+            tokens / part.cluster.num_gpus / step.step_time_s * factor
+        )
+    return speed
+
+
 def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Projections:
     """Projections of one chunk."""
     _check_formats(cases)

@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from search.ranking import Ranking, rank
+from search.axes import parsed
+from search.ranking import Ranker, Ranking, rank
 from search.shortlist import CHARACTER, shortlist
+from search.space import Space
+from specs import catalog
 from specs.choices import Overlap
 from specs.config import ConfigTable, TrainingConfig
+from specs.formats.cluster import read_cluster
+from specs.formats.experiment import Experiment, StudySettings
+from specs.stack import Framework, Stack
+from specs.workload import Workload
+from studies.job import Job
 
 CAPACITY_GIB = 100.0
 
@@ -26,50 +34,93 @@ class _Seen:
     fit_probability: NDArray[Any]
 
 
-def _projector(speed: NDArray[Any], gib: NDArray[Any]) -> Any:
-    """A projection that looks its numbers up by the row's number, kept in ``mbs``."""
-
-    def project(table: ConfigTable) -> _Seen:
-        device = gib[table.mbs - 1]
-        return _Seen(speed[table.mbs - 1], device, (device <= CAPACITY_GIB).astype(float))
-
-    return project
+def _seen(speed: NDArray[Any], gib: NDArray[Any]) -> _Seen:
+    return _Seen(speed, gib, (gib <= CAPACITY_GIB).astype(float))
 
 
-def _numbered(n: int) -> ConfigTable:
-    return ConfigTable.from_columns({"mbs": np.arange(1, n + 1)})
-
-
-@given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 30), st.floats(50, 150, allow_nan=False)), min_size=1, max_size=60
-    ),
-    keep=st.integers(1, 20),
-    chunk=st.integers(1, 17),
+ROWS = st.lists(
+    st.tuples(st.integers(0, 30), st.floats(50, 150, allow_nan=False), st.integers(0, 5)),
+    min_size=1,
+    max_size=60,
 )
-def test_ranking_equals_a_full_sort(rows: list[tuple[int, float]], keep: int, chunk: int) -> None:
-    speed = np.array([float(s) for s, _ in rows])
-    gib = np.array([g for _, g in rows])
-    done: list[int] = []
-    ranking = rank(
-        _numbered(len(rows)).chunks(chunk), _projector(speed, gib), CAPACITY_GIB, keep, done.append
-    )
+
+
+@given(rows=ROWS, keep=st.integers(1, 20), chunk=st.integers(1, 17), per_core=st.integers(1, 4))
+def test_ranker_equals_a_full_sort(
+    rows: list[tuple[int, float, int]], keep: int, chunk: int, per_core: int
+) -> None:
+    speed = np.array([float(s) for s, _, _ in rows])
+    gib = np.array([g for _, g, _ in rows])
+    cores = np.array([c for _, _, c in rows])
+    table = ConfigTable.from_columns({"mbs": np.arange(1, len(rows) + 1)})
+    ranker = Ranker(CAPACITY_GIB, keep, per_core)
+    for start in range(0, len(rows), chunk):
+        part = slice(start, start + chunk)
+        ranker.add(table.take(part), _seen(speed[part], gib[part]), cores[part])
+    ranking = ranker.ranking(legal=len(rows))
     fits = [i for i in range(len(rows)) if gib[i] <= CAPACITY_GIB]
-    expected = sorted(fits, key=lambda i: (-speed[i], i))[:keep]
+    expected: list[int] = []
+    for i in sorted(fits, key=lambda i: (-speed[i], i)):
+        if sum(cores[j] == cores[i] for j in expected) < per_core and len(expected) < keep:
+            expected.append(i)
     assert list(ranking.table.mbs - 1) == expected
     assert list(ranking.tokens_per_s_per_gpu) == [speed[i] for i in expected]
-    assert (ranking.legal, ranking.refused_by_memory) == (len(rows), len(rows) - len(fits))
-    assert sum(done) == len(rows)
+    assert (ranking.projected, ranking.refused_by_memory) == (len(rows), len(rows) - len(fits))
     assert ranking.missing_gib == pytest.approx(gib.min() - CAPACITY_GIB)
     assert ranking.leanest is not None
     assert gib[ranking.leanest.mbs - 1] == gib.min()
 
 
 def test_nothing_legal_is_an_empty_ranking() -> None:
-    ranking = rank([], _projector(np.zeros(0), np.zeros(0)), CAPACITY_GIB, 5)
+    ranking = Ranker(CAPACITY_GIB, 5).ranking(legal=0)
     assert len(ranking) == 0
-    assert ranking.legal == 0
     assert ranking.leanest is None
+
+
+MOE_AXES = {
+    "precision": ["bf16"],
+    "recompute_layers": [0, 1, 4],
+    "cp": [1, 2],
+    "sharding": ["zero1"],
+    "cp_comm": ["p2p"],
+}
+STUDIES = {
+    "moe": ("mixtral-8x7b", "1x8xMI300X", MOE_AXES),
+    "dense": ("llama3.1-8b", "1x8xA100-40GB", {"recompute_layers": [0, 1, 2, 8]}),
+    "nothing fits": ("llama3.1-70b", "1x8xA100-40GB", {"recompute_layers": [0, 1, 5]}),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_pruned_ranking_finds_what_row_by_row_finds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cluster, axes = STUDIES[name]
+    workload = Workload(model=catalog.model(model), seq_len=4096, global_batch_size=32)
+    experiment = Experiment(
+        name=name,
+        workload=workload,
+        stack=Stack(framework=Framework.PRIMUS),
+        baseline=TrainingConfig(tp=2, ep=4, sequence_parallel=True)
+        if workload.model.is_moe
+        else TrainingConfig(tp=2, sequence_parallel=True),
+        settings=StudySettings(axes=parsed(axes)),
+    )
+    job = Job(experiment, read_cluster(cluster), ())
+    space = Space.of(experiment, job.cluster, full=True)
+    capacity = job.cluster.gpu.hbm_gib.value
+    direct = rank(space, job, capacity, keep=500)
+    assert direct.projected == direct.legal == len(space)
+    monkeypatch.setattr("search.ranking.DIRECT_ROWS", 0)
+    done: list[int] = []
+    pruned = rank(space, job, capacity, keep=500, within=0.05, advance=done.append)
+    assert sum(done) == len(space)
+    assert pruned.legal == len(space)
+    assert pruned.projected < len(space)
+    assert pruned.missing_gib == pytest.approx(direct.missing_gib) or len(direct)
+    near = direct.tokens_per_s_per_gpu >= 0.95 * direct.tokens_per_s_per_gpu.max(initial=0.0)
+    expected = list(direct.table.take(near).configs())
+    assert list(pruned.table.configs())[: len(expected)] == expected
 
 
 def _ranking(configs: list[TrainingConfig], speed: list[float]) -> Ranking:
@@ -80,6 +131,7 @@ def _ranking(configs: list[TrainingConfig], speed: list[float]) -> Ranking:
         device_gib=ones,
         fit_probability=ones,
         legal=len(configs),
+        projected=len(configs),
         refused_by_memory=0,
         leanest=configs[0],
         missing_gib=-1.0,
