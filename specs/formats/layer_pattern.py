@@ -64,9 +64,7 @@ class _Parser:
         return token
 
     def _fail(self) -> NoReturn:
-        raise InputError(
-            f"{self.key} is {self.text[:80]!r}; use a whole number or a pattern like ([0]*3+[1]*58)."
-        )
+        raise InputError(f"{self.key} is {self.text[:80]!r}; use a whole number or ([0]*3+[1]*58).")
 
     def _sum(self) -> int | list[int]:
         value = self._term()

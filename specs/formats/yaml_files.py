@@ -41,7 +41,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} repeats", line)
             if isinstance(key, Hashable):
                 keys.add(key)
-        return super().construct_mapping(node, deep=deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
 
 
 def is_file(path: Path) -> bool:
@@ -138,8 +139,8 @@ def as_mapping(content: Any, where: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        kind = {list: "a list", str: "a text"}.get(type(content), f"a {type(content).__name__}")
-        raise InputError(f"{where} holds {kind} where a mapping of keys to values is expected.")
+        kind = {"list": "list", "str": "text"}.get(type(content).__name__, "single value")
+        raise InputError(f"{where} holds a {kind} where a mapping of keys to values is expected.")
     for key in content:
         if not isinstance(key, str):
             raise InputError(f"{where} has the key {key!r}, which is not a name.")

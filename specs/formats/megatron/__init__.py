@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specs.choices import TrainingKind
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.formats.megatron.axes import read_config
@@ -13,7 +14,6 @@ from specs.formats.megatron.model import read_model, write_model
 from specs.formats.megatron.overrides import environment, write_config
 from specs.formats.megatron.stack import read_stack, write_stack
 from specs.formats.megatron.values import Values
-from specs.choices import TrainingKind
 from specs.stack import Framework, Stack
 from specs.workload import Workload
 

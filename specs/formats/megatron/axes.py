@@ -133,10 +133,9 @@ def _layout(values: Values) -> str:
         )
     if layout:
         try:
-            stages = explicit_stages(layout)
+            explicit_stages(layout)
         except InputError as error:
             raise values.fail(str(error)) from None
-        del stages
         return layout
     return ",".join(ends) or (f"account={'+'.join(accounts)}" if accounts else "")
 
@@ -188,13 +187,13 @@ def _algorithm(values: Values, pp: int, vpp: int) -> Schedule:
     if primus and sea:
         raise values.fail("patch_primus_pipeline and patch_zero_bubble exclude each other.")
     if primus:
-        schedule = values.choice("pp_algorithm", PIPELINE_ALGORITHMS, "1f1b-interleaved")
+        schedule: Schedule = values.choice("pp_algorithm", PIPELINE_ALGORITHMS, "1f1b-interleaved")
         if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
             return stock
         if pp == 1:
             values.note(f"pp_algorithm {schedule.label} has no effect without pipeline stages.")
             return stock
-        return Schedule(schedule)
+        return schedule
     if not sea:
         return stock
     if not values.flag("enable_zero_bubble"):
@@ -202,8 +201,10 @@ def _algorithm(values: Values, pp: int, vpp: int) -> Schedule:
             raise values.fail("the 1F1B-V schedule (enable_1f1b_v) is not projected.")
         return stock
     if values.flag("zero_bubble_v_schedule"):
-        setup = values.choice("zero_bubble_v_schedule_mem_setup", V_MEMORY_SETUPS, "half")
-        return Schedule(setup)
+        v_shaped: Schedule = values.choice(
+            "zero_bubble_v_schedule_mem_setup", V_MEMORY_SETUPS, "half"
+        )
+        return v_shaped
     pending = values.text("zero_bubble_max_pending_backward", "auto")
     if pending == "auto":
         values.note(
@@ -292,7 +293,7 @@ def _dispatcher(values: Values, model: Model, axes: dict[str, Any]) -> dict[str,
         "alltoall_seq": MoeDispatcher.ALLTOALL,
         "flex": MoeDispatcher.DEEPEP,
     }
-    kind = values.choice("moe_token_dispatcher_type", kinds, "allgather")
+    kind: MoeDispatcher = values.choice("moe_token_dispatcher_type", kinds, "allgather")
     if values.text("moe_token_dispatcher_type") == "flex":
         backends = {"deepep": MoeDispatcher.DEEPEP, "hybridep": MoeDispatcher.HYBRIDEP}
         kind = values.choice("moe_flex_dispatcher_backend", backends, "deepep")
@@ -304,7 +305,7 @@ def _dispatcher(values: Values, model: Model, axes: dict[str, Any]) -> dict[str,
         raise values.fail("DeepEP on Primus needs moe_shared_expert_overlap false.")
     if deepep and values.text("moe_router_dtype") != "fp32":
         values.note("DeepEP on Primus needs moe_router_dtype fp32; launch it with that.")
-    dispatcher = MoeDispatcher.DEEPEP if deepep else MoeDispatcher(kind)
+    dispatcher = MoeDispatcher.DEEPEP if deepep else kind
     return {"moe_dispatcher": dispatcher, "sync_free_stage": stage}
 
 
@@ -321,10 +322,10 @@ def read_precision(values: Values) -> Precision:
         raise values.fail("fp8 and fp4 exclude each other; keep one.")
     if fp8:
         values.choice("fp8", {"hybrid": 1, "e4m3": 1}, "hybrid")
-        return Precision(values.choice("fp8_recipe", FP8_RECIPES, "delayed"))
+        return FP8_RECIPES[values.choice("fp8_recipe", {k: k for k in FP8_RECIPES}, "delayed")]
     if fp4:
         values.choice("fp4", {"e2m1": 1}, "e2m1")
-        return Precision(values.choice("fp4_recipe", FP4_RECIPES, "nvfp4"))
+        return FP4_RECIPES[values.choice("fp4_recipe", {k: k for k in FP4_RECIPES}, "nvfp4")]
     half, brain = values.flag("fp16"), values.flag("bf16")
     if half and brain:
         raise values.fail("fp16 and bf16 exclude each other; keep one.")
@@ -346,7 +347,7 @@ def _sharding(values: Values) -> dict[str, Any]:
         return {"sharding": Sharding.FSDP}
     if values.flag("use_megatron_fsdp") or values.flag("use_custom_fsdp"):
         strategy = values.choice("data_parallel_sharding_strategy", FSDP_STRATEGIES, "no_shard")
-        return {"sharding": Sharding(strategy), "replicate": instances}
+        return {"sharding": strategy, "replicate": instances}
     if distributed:
         return {"sharding": Sharding.ZERO1, "replicate": instances}
     return {"sharding": Sharding.NONE}

@@ -1,4 +1,4 @@
-"""Megatron-LM command lines: destination names to flags and back (megatron/training/arguments.py)."""
+"""Megatron-LM command lines: names to flags and back (megatron/training/arguments.py)."""
 
 from __future__ import annotations
 

@@ -73,6 +73,16 @@ ARCHITECTURE_KEYS = (
 )
 
 
+# Fields that no Megatron argument sets.
+_ONLY_CATALOG = (
+    "attention_output_bias",
+    "norms_per_layer",
+    "router_bias",
+    "expert_bias",
+    "embedding_norm",
+)
+
+
 def check_supported(values: Values) -> None:
     """Refuses what is no decoder-only transformer with softmax attention.
 
@@ -136,9 +146,14 @@ def _sizes(values: Values, base: Model | None) -> dict[str, Any]:
     if vocab is None:
         raise values.fail("vocab_size is unknown; add vocab_size to the overrides.")
     head_dim = values.integer("kv_channels", 1)
-    if head_dim is None and base and (hidden, heads) == (
-        base.hidden_size,
-        base.num_attention_heads,
+    if (
+        head_dim is None
+        and base
+        and (hidden, heads)
+        == (
+            base.hidden_size,
+            base.num_attention_heads,
+        )
     ):
         head_dim = base.head_dim
     if head_dim is None and hidden % heads:
@@ -212,9 +227,7 @@ def _details(values: Values, base: Model | None) -> dict[str, Any]:
     else:
         fields["dropout"] = base.dropout
     if base is not None:
-        kept = ("attention_output_bias", "norms_per_layer", "router_bias", "expert_bias")
-        kept = (*kept, "embedding_norm")
-        fields |= {name: getattr(base, name) for name in kept}
+        fields |= {name: getattr(base, name) for name in _ONLY_CATALOG}
     return fields
 
 
@@ -328,10 +341,10 @@ def write_model(model: Model) -> dict[str, Any]:
     Raises:
         InputError: Megatron has no arguments for this architecture.
     """
-    if model.norms_per_layer != 2:
+    if model.norms_per_layer != 2 or model.embedding_norm:
         raise InputError(
-            f"{model.name} has {model.norms_per_layer} norms a layer, which Megatron arguments "
-            "cannot express."
+            f"{model.name} has norms that Megatron arguments cannot express (two a layer and one "
+            "at the end); start from a YAML of its own."
         )
     biased = model.linear_bias or model.attention_output_bias or model.expert_bias
     arguments: dict[str, Any] = {

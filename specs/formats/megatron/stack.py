@@ -81,7 +81,7 @@ def _state_bytes(values: Values) -> tuple[float, float, float]:
 
     docs/user-guide/features/dist_optimizer.md: bf16 keeps fp32 gradients, master and moments
     (2 + 4 + 12); fp16 keeps half gradients and an fp32 copy of them (2 + 2 + 16); fp32 needs no
-    master (4 + 4 + 8). SGD keeps one moment. The precision-aware optimizer stores its own dtypes and
+    master (4 + 4 + 8). SGD keeps one moment. The precision-aware optimizer has its own dtypes and
     only the missing 16 bits of the fp32 master of 16-bit weights (store_param_remainders, on by
     default).
     """

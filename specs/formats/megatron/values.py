@@ -1,4 +1,4 @@
-"""Values: typed look-up in a flat dict of Megatron arguments, with one sentence for what is wrong."""
+"""Values: typed look-up in a flat dict of Megatron arguments; what is wrong is one sentence."""
 
 from __future__ import annotations
 

@@ -69,11 +69,19 @@ class Presets:
     model: dict[str, Any] | None
     root: Path | None
 
+    def __contains__(self, key: str) -> bool:
+        return key in self.module or key in (self.model or {})
+
     def known_keys(self) -> frozenset[str]:
         """Keys that Primus or Megatron know, as far as the presets and the shipped table say."""
         defaults = shipped_defaults()
         keys = set(self.module) | set(self.model or {}) | set(defaults["megatron_names"])
         return frozenset(keys | set(defaults["module"]) | set(defaults["model"]))
+
+
+def is_primus_key(key: str) -> bool:
+    """Whether only Primus knows the key, so that a checkout without it drops it silently."""
+    return key in shipped_defaults()["primus_names"]
 
 
 def load_presets(

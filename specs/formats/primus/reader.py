@@ -93,7 +93,9 @@ def read_module(content: Mapping[str, Any], path: Path) -> Module:
     if not is_primus(content):
         raise InputError(f"{path} is no Primus experiment: it has no modules.")
     modules = as_mapping(content["modules"], f"{path}: modules")
-    trainers = [name for name, body in modules.items() if isinstance(body, dict) and "model" in body]
+    trainers = [
+        name for name, body in modules.items() if isinstance(body, dict) and "model" in body
+    ]
     if len(trainers) != 1:
         found = ", ".join(trainers) or "none"
         raise InputError(
@@ -147,7 +149,7 @@ def _read_megatron(
         _fill_vocabulary(values, module.model)
     else:
         values.note(
-            f"no Primus checkout around {where}: defaults are those of Primus fd1eeab and the model "
+            f"no Primus checkout around {where}: defaults are those of Primus fd1eeab, the model "
             f"is {base.name} of the catalog (name the checkout with --primus-root or PRIMUS_PATH)."
         )
     model = _named(read_model(values, preset_stem(module.model), base), module.model, values)
@@ -221,14 +223,15 @@ def _named(model: Model, preset: str, values: Values) -> Model:
         known = catalog.model(_catalog_name(preset))
     if known is None:
         return model
-    # Correction biases of the router are buffers here; a catalog may count them.
-    apart = ("name", "source", "moe_layers", "router_bias")
+    # Correction biases of the router are buffers here, which a catalog may count; MTP layers are a
+    # setting of the training, not another model.
+    apart = ("name", "source", "moe_layers", "router_bias", "mtp_layers")
     fields = [name for name in Model.model_fields if name not in apart]
     other = [name for name in fields if getattr(model, name) != getattr(known, name)]
     if model.layer_is_moe().tolist() != known.layer_is_moe().tolist():
         other.append("moe_layers")
     if not other:
-        return known
+        return known.model_copy(update={"mtp_layers": model.mtp_layers})
     values.note(f"the model differs from {known.name} of the catalog in {', '.join(other)}.")
     return model
 
@@ -277,9 +280,7 @@ def _fill_vocabulary(values: Values, preset: str) -> None:
             known = catalog.model(_catalog_name(preset))
             size, origin = known.vocab_size, f"{known.name} of the catalog"
     if size is None:
-        raise values.fail(
-            f"the vocabulary of tokenizer {tokenizer!r} is unknown; add vocab_size to the overrides."
-        )
+        raise values.fail(f"the vocabulary of tokenizer {tokenizer!r} is unknown; add vocab_size.")
     values.arguments["vocab_size"] = size
     values.note(f"vocab_size is null in the preset; {size:,} is that of {origin}.")
 

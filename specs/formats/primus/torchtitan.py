@@ -128,7 +128,6 @@ def _parallel(values: Values, model: Model, micro_batch: int) -> TrainingConfig:
     return TrainingConfig(
         tp=tp,
         cp=cp,
-        pp=pp,
         ep=ep,
         etp=etp,
         sequence_parallel=sequence_parallel,
@@ -178,7 +177,8 @@ def _precision(model: Values, settings: Mapping[str, Any], where: str) -> Precis
         "rowwise": Precision.FP8_SC,
         "rowwise_with_gw_hp": Precision.FP8_SC,
     }
-    return Precision(float8.choice("recipe_name", recipes, "tensorwise"))
+    precision: Precision = float8.choice("recipe_name", recipes, "tensorwise")
+    return precision
 
 
 def _recompute(values: Values, model: Model) -> dict[str, Any]:

@@ -16,14 +16,12 @@ from specs.formats.experiment import Experiment
 from specs.formats.megatron.model import write_model
 from specs.formats.megatron.overrides import write_config
 from specs.formats.megatron.stack import write_stack
-from specs.formats.primus.presets import find_root, load_presets
+from specs.formats.primus.presets import find_root, is_primus_key, load_presets
 from specs.formats.primus.reader import is_primus, read_module
 from specs.formats.primus.torchtitan_writer import torchtitan_overlay
 from specs.formats.yaml_files import deep_merge, fill_environment, read_chain
 from specs.stack import Framework, Stack
 from specs.workload import Workload
-
-_NEUTRAL = (None, False, 0, 1)
 
 
 def overlay(config: TrainingConfig, workload: Workload, stack: Stack) -> dict[str, Any]:
@@ -71,16 +69,20 @@ def _over(content: dict[str, Any], source: Path, written: dict[str, Any]) -> dic
     root = find_root(source)
     if root is not None and module.framework == "megatron":
         presets = load_presets(root, module.framework, module.config, module.model)
-        known = presets.known_keys()
-        dropped = [key for key in written if key not in known]
-        if lost := [key for key in dropped if written[key] not in _NEUTRAL]:
+        dropped = [key for key in written if key not in presets and is_primus_key(key)]
+        if lost := [key for key in dropped if not _is_neutral(written[key])]:
             raise InputError(
                 f"the Primus checkout {root} does not know {', '.join(lost)} and would drop it; "
                 "use a newer checkout or leave that axis at its baseline."
             )
-        written = {key: value for key, value in written.items() if key in known}
+        written = {key: value for key, value in written.items() if key not in dropped}
     overrides = {"modules": {module.name: {"overrides": written}}}
     return deep_merge(content, overrides)
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a key says what holds without it: off, none, or a group of one."""
+    return value is None or value is False or (type(value) is int and value in (0, 1))
 
 
 def _alone(

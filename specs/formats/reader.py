@@ -1,0 +1,69 @@
+"""Any input file to an Experiment: the format is told from the content, not from the name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specs.config import TrainingConfig
+from specs.errors import InputError
+from specs.formats.cluster import is_cluster
+from specs.formats.experiment import Experiment
+from specs.formats.huggingface import is_huggingface, model_of, read_huggingface
+from specs.formats.primus import is_primus, read_primus
+from specs.formats.primus.reader import gpu_of_path
+from specs.formats.study import is_study, read_study
+from specs.formats.yaml_files import read_chain
+from specs.stack import Stack
+from specs.workload import Workload
+
+DEFAULT_SEQ_LEN = 4096
+DEFAULT_TOKENS_PER_STEP = 4 * 2**20
+
+
+def read_experiment(path: Path, primus_root: Path | None = None) -> Experiment:
+    """The training job of a Primus YAML, a study YAML or a Hugging Face ``config.json``.
+
+    ``primus_root`` is the Primus checkout whose presets count, where none is around the file.
+
+    Raises:
+        InputError: the file cannot be read or is none of these.
+    """
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json":
+        return _of_model(path)
+    content = read_chain(path)
+    if is_primus(content):
+        return read_primus(path, primus_root)
+    if is_study(content):
+        return read_study(path, primus_root)
+    if is_huggingface(content):
+        return _experiment(model_of(content, str(path), path.stem), path)
+    if is_cluster(content):
+        raise InputError(f"{path} describes a cluster, not a training job; give it as --cluster.")
+    raise InputError(
+        f"{path} is neither a Primus experiment (modules:), a study (model:) nor a Hugging Face "
+        "config (model_type)."
+    )
+
+
+def _of_model(path: Path) -> Experiment:
+    return _experiment(read_huggingface(path), path)
+
+
+def _experiment(model: Any, path: Path) -> Experiment:
+    """A job that pretrains ``model`` with a usual sequence length and batch, which are noted."""
+    batch = DEFAULT_TOKENS_PER_STEP // DEFAULT_SEQ_LEN
+    return Experiment(
+        name=model.name,
+        workload=Workload(model=model, seq_len=DEFAULT_SEQ_LEN, global_batch_size=batch),
+        stack=Stack(),
+        baseline=TrainingConfig(),
+        gpu=gpu_of_path(path),
+        notes=(
+            f"a model config names no workload: seq_len {DEFAULT_SEQ_LEN} and gbs {batch} are "
+            "assumed (--set seq_len=..., --set gbs=... change them), and Megatron-LM.",
+        ),
+        source=path,
+    )

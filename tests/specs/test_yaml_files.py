@@ -1,0 +1,200 @@
+"""YAML files: bounded, safe, with environment values and ``extends``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specs.errors import InputError
+from specs.formats.layer_pattern import layer_flags
+from specs.formats.yaml_files import (
+    MAX_BYTES,
+    deep_merge,
+    fill_environment,
+    parse_yaml,
+    read_chain,
+    read_json,
+    read_yaml,
+)
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_later_bases_win_and_the_file_wins_over_all(tmp_path: Path) -> None:
+    _write(tmp_path, "a.yaml", "x: 1\ny: 1\nz: {p: 1, q: 1}\n")
+    _write(tmp_path, "b.yaml", "y: 2\nz: {q: 2}\n")
+    top = _write(tmp_path, "top.yaml", "extends: [a.yaml, b.yaml]\nw: 3\nx: 3\n")
+    assert read_chain(top) == {"x": 3, "y": 2, "z": {"p": 1, "q": 2}, "w": 3}
+    other = _write(tmp_path, "other.yaml", "bases: a.yaml\ny: null\n")
+    assert read_chain(other) == {"x": 1, "y": None, "z": {"p": 1, "q": 1}}
+
+
+def test_circles_and_missing_bases(tmp_path: Path) -> None:
+    _write(tmp_path, "a.yaml", "extends: b.yaml\n")
+    top = _write(tmp_path, "b.yaml", "extends: a.yaml\n")
+    with pytest.raises(InputError, match="extends itself"):
+        read_chain(top)
+    alone = _write(tmp_path, "c.yaml", "extends: nowhere.yaml\n")
+    with pytest.raises(InputError, match="does not exist"):
+        read_chain(alone)
+    numbers = _write(tmp_path, "d.yaml", "extends: [1, 2]\n")
+    with pytest.raises(InputError, match="file name"):
+        read_chain(numbers)
+
+
+def test_wide_trees_of_bases_are_bounded(tmp_path: Path) -> None:
+    for level in range(20):
+        _write(tmp_path, f"{level}.yaml", f"extends: [{level + 1}.yaml, {level + 1}.yaml]\n")
+    _write(tmp_path, "20.yaml", "x: 1\n")
+    with pytest.raises(InputError, match="files"):
+        read_chain(tmp_path / "0.yaml")
+
+
+def test_environment_values_are_typed() -> None:
+    content = {
+        "tp": "${TP:8}",
+        "model": "${MODEL:llama}.yaml",
+        "path": "${PATH_X:null}",
+        "rate": "${LR:8.0e-4}",
+        "on": "${ON:true}",
+        "list": ["${TP:8}", "plain"],
+        "text": "${COLON:a:b}",
+        "empty": "${EMPTY:}",
+    }
+    filled = fill_environment(content, "x.yaml", {"TP": "4"})
+    assert filled == {
+        "tp": 4,
+        "model": "llama.yaml",
+        "path": None,
+        "rate": 8.0e-4,
+        "on": True,
+        "list": [4, "plain"],
+        "text": "a:b",
+        "empty": None,
+    }
+    with pytest.raises(InputError, match="NEEDED"):
+        fill_environment({"a": "${NEEDED}"}, "x.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a: [1, 2", "not valid YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("a: 1\na: 2", "repeats"),
+        ("[" * 30_000, "YAML|nested"),
+        ("{a: " * 500 + "1" + "}" * 500, "nested"),
+        ("a: &a [*a]", "nested"),
+        ("a: " + "9" * 400, "digits"),
+        ("\x00", "not valid YAML"),
+        ("a: 2024-99-99", "cannot read"),
+    ],
+)
+def test_bad_yaml_is_one_sentence(text: str, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        parse_yaml(text, "x.yaml")
+
+
+def test_aliases_are_bounded() -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    with pytest.raises(InputError, match="values"):
+        parse_yaml("\n".join(lines), "x.yaml")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    with large.open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(InputError, match="100 MB"):
+        read_yaml(large)
+    assert MAX_BYTES < 10_000_000
+    with pytest.raises(InputError, match="cannot read"):
+        read_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(InputError, match="folder"):
+        read_yaml(tmp_path)
+    with pytest.raises(InputError, match="cannot read"):
+        read_yaml(Path("bad\0name.yaml"))
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(InputError, match="text file"):
+        read_yaml(binary)
+    with pytest.raises(InputError, match="mapping"):
+        read_yaml(_write(tmp_path, "list.yaml", "- 1\n- 2\n"))
+    with pytest.raises(InputError, match="not a name"):
+        read_yaml(_write(tmp_path, "keys.yaml", "1: 2\n"))
+    with pytest.raises(InputError, match="JSON"):
+        read_json(_write(tmp_path, "x.json", "{'a': 1}"))
+    with pytest.raises(InputError, match=r"JSON|nested"):
+        read_json(_write(tmp_path, "y.json", "[" * 100_000))
+
+
+def test_deep_merge_leaves_its_inputs_alone() -> None:
+    below, above = {"a": {"b": 1}}, {"a": {"c": 2}}
+    assert deep_merge(below, above) == {"a": {"b": 1, "c": 2}}
+    assert below == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers", "expected"),
+    [
+        (1, 3, "111"),
+        ("1", 3, "111"),
+        (2, 4, "1010"),
+        ("([0]*1+[1]*3)", 4, "0111"),
+        ("([1]*2+[0])*2+[1]", 7, "1101101"),
+        ([0, 1], 2, "01"),
+        ("[0,1,]", 2, "01"),
+        ("3*([1]) + [0]", 4, ""),
+    ],
+)
+def test_layer_patterns(pattern: object, layers: int, expected: str) -> None:
+    if not expected:
+        with pytest.raises(InputError):
+            layer_flags(pattern, layers, "moe_layer_freq")
+        return
+    flags = layer_flags(pattern, layers, "moe_layer_freq")
+    assert "".join(str(int(flag)) for flag in flags) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        0,
+        -1,
+        True,
+        None,
+        1.5,
+        "__import__('os')",
+        "([0]*3",
+        "[2]*3",
+        "[0]*999999999",
+        "([0]*1+[1]*9)",
+    ],
+)
+def test_bad_layer_patterns(pattern: object) -> None:
+    with pytest.raises(InputError, match="moe_layer_freq"):
+        layer_flags(pattern, 3, "moe_layer_freq")
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 20)), min_size=1, max_size=5))
+def test_patterns_mean_what_python_means(runs: list[tuple[int, int]]) -> None:
+    text = "(" + "+".join(f"[{flag}]*{count}" for flag, count in runs) + ")"
+    expected = [bool(flag) for flag, count in runs for _ in range(count)]
+    assert list(layer_flags(text, len(expected), "key")) == expected
+
+
+@given(st.text(alphabet="()[]*+, 019x", max_size=40))
+def test_any_text_is_flags_or_a_sentence(text: str) -> None:
+    try:
+        flags = layer_flags(text, 4, "key")
+    except InputError:
+        return
+    assert len(flags) == 4
