@@ -34,8 +34,8 @@ class Experiment:
     the path hints at, or empty. ``notes`` are sentences about what was assumed, ignored or
     contradictory. ``sequences_per_data_parallel`` is not 0 where the file fixes the batch of one
     data-parallel rank instead of the global batch (torchtitan without ``global_batch_size``): the
-    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``source`` is the file,
-    ``framework_file`` whether it can be launched again with overrides.
+    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``source`` is the file
+    that exports start from.
     """
 
     name: str

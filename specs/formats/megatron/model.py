@@ -15,7 +15,6 @@ from specs.model import Mla, Model, unsupported
 _UNSUPPORTED = {
     "lfm_layer_types": "short-convolution layers (lfm_layer_types)",
     "hybrid_override_pattern": "a Mamba hybrid (hybrid_override_pattern)",
-    "experimental_attention_variant": "an experimental attention variant",
     "linear_attention_freq": "linear attention (linear_attention_freq)",
     "linear_num_key_heads": "linear attention (linear_num_key_heads)",
     "heterogeneous_layers_config_path": "layers of different shapes (heterogeneous_layers_config)",
@@ -92,6 +91,9 @@ def check_supported(values: Values) -> None:
     kind = values.text("model_type", "gpt")
     if kind != "gpt":
         raise unsupported(f"model_type {kind!r}", values.where)
+    variant = values.text("experimental_attention_variant")
+    if variant:
+        raise unsupported(f"the attention variant {variant}", values.where)
     for key, what in _UNSUPPORTED.items():
         if values.given(key):
             raise unsupported(what, values.where)
