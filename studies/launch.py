@@ -17,8 +17,13 @@ from studies.oracles import projection
 from studies.wording import describe
 
 
-def write_launch_files(job: Job, config: TrainingConfig, folder: Path, stem: str) -> list[Path]:
+def write_launch_files(
+    job: Job, config: TrainingConfig, folder: Path, stem: str
+) -> tuple[list[Path], list[str]]:
     """Writes ``stem.yaml`` (Primus) and ``stem.sh`` (Megatron-LM), as far as each can run it.
+
+    Returns:
+        The files, and for each one that was not written a sentence that says why.
 
     Raises:
         InputError: neither framework can run the config, or a file cannot be written.
@@ -31,10 +36,10 @@ def write_launch_files(job: Job, config: TrainingConfig, folder: Path, stem: str
             write(job, config, path, head)
             files.append(path)
         except InputError as error:
-            refusals.append(str(error))
+            refusals.append(f"no {path.name}: {error}")
     if not files:
         raise InputError(f"no launch file can be written: {' '.join(refusals)}")
-    return files
+    return files, refusals
 
 
 def header(job: Job, config: TrainingConfig, projected: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import numpy as np
 from search.attribution import Attribution, attribute
 from search.winner import win_probability
 from specs.config import AXES, ConfigTable, TrainingConfig
-from specs.errors import InputError
 from studies.files import to_json, write_atomically
 from studies.launch import write_launch_files
 from studies.oracles import projection
@@ -125,8 +124,15 @@ def _safest(study: Study, best: Found, found: Any) -> Found | None:
     return found(study.ranking.table.config(int(rows[0]))) if len(rows) else None
 
 
-def write_files(result: Result) -> list[Path]:
-    """Writes launch files of the best, the safest and the shortlist, and the result itself."""
+def write_files(result: Result) -> tuple[list[Path], list[str]]:
+    """Writes launch files of the best, the safest and the shortlist, and the result itself.
+
+    Returns:
+        The files, and a sentence for each launch file that a framework has no keys for.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
     study, folder = result.study, result.study.folder
     launches = [("best", result.best.config)]
     if result.safest:
@@ -134,16 +140,15 @@ def write_files(result: Result) -> list[Path]:
     others = [found.config for found in result.shortlist if found.config != result.best.config]
     launches += [(f"shortlist_{number}", config) for number, config in enumerate(others, 1)]
     files: list[Path] = []
+    refusals: list[str] = []
     for stem, config in launches:
-        try:
-            files += write_launch_files(study.job, config, folder, stem)
-        except InputError:
-            if stem == "best":
-                raise
+        written, refused = write_launch_files(study.job, config, folder, stem)
+        files += written
+        refusals += refused
     path = folder / "result.json"
     files.append(path)
     write_atomically(path, to_json(result.as_json(files)) + "\n")
-    return files
+    return files, refusals
 
 
 def _axes_json(axes: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -17,6 +17,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+PLAIN_WIDTH = 110
+"""Columns of output that no terminal shows: a file or a pipe."""
 EXIT_DONE, EXIT_BUG, EXIT_BAD_INPUT, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 InputArgument = Annotated[
@@ -84,7 +86,10 @@ class Output:
         if self._console is None:
             from rich.console import Console
 
-            self._console = Console(stderr=self.as_json, highlight=False, soft_wrap=True)
+            width = None if sys.stdout.isatty() and not self.as_json else PLAIN_WIDTH
+            self._console = Console(
+                stderr=self.as_json, highlight=False, soft_wrap=True, width=width
+            )
         return self._console
 
     def say(self, *lines: str) -> None:

@@ -74,7 +74,8 @@ def tune_command(
     output.notes(study.notes)
     result = result_of(study, seed or 0)
     answer = why_not(job, result.best.config, asked) if asked else None
-    files = write_files(result)
+    files, refusals = write_files(result)
+    output.notes(refusals)
     if as_json:
         output.result(result.as_json(files, answer.as_json() if answer else None))
         return
@@ -124,8 +125,10 @@ def show_result(output: Output, result: Result) -> None:
     output.table(
         "shortlist, to run for real",
         _HEADER,
-        [_row(describe(found.config), found) for found in result.shortlist],
+        [_row(str(number), found) for number, found in enumerate(result.shortlist, 1)],
     )
+    for number, found in enumerate(result.shortlist, 1):
+        output.say(f"  {number}  {describe(found.config)}")
 
 
 _HEADER = ("", "tokens/s/GPU", "90%", "GiB", "P(fits)", "P(best)", "MFU")

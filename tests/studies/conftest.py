@@ -1,0 +1,70 @@
+"""A study that ranks in a blink, and the command line run inside this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from studies.cli.main import call
+
+SMALL_STUDY = """\
+name: small
+model: llama3.1-8b
+seq_len: 4096
+global_batch_size: 64
+cluster: 2x8xMI300X
+stack: {framework: Primus}
+baseline: {tp: 2, pp: 2, mbs: 1, sharding: zero1}
+axes:
+  tp: [1, 2, 4]
+  pp: [1, 2, 4]
+  cp: [1, 2]
+  mbs: [1, 2, 4]
+  vpp: [1, 2]
+  schedule: [1f1b, interleaved, zbv]
+  recompute: [none, selective, full]
+  recompute_layers: [0, 1, 4]
+  precision: [bf16]
+  sharding: [zero1, none]
+  overlap: [none, dp]
+trials: 16
+"""
+
+
+@pytest.fixture
+def small_study(tmp_path: Path) -> Path:
+    """The file of a small study."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL_STUDY)
+    return path
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command printed and returned."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be one JSON document."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def foretune(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command line and returns its exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> Ran:
+        code = call([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run

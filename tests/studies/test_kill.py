@@ -1,0 +1,96 @@
+"""A study that is killed with SIGKILL, again and again, ends with every trial once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from studies.storage import open_storage, storage_address
+
+KILLS = 5
+DEADLINE_S = 120
+
+
+def _start(study: Path, out: Path, storage: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "foretune", "tune", str(study), "--json"]
+    command += ["--out", str(out), "--storage", str(storage)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def _grown(storage: Path) -> int:
+    """Bytes of the storage and what SQLite keeps beside it."""
+    beside = storage.parent.glob(f"{storage.name}*")
+    return sum(path.stat().st_size for path in beside if path.exists())
+
+
+def _wait_for_growth(process: subprocess.Popen[str], storage: Path, steps: int) -> None:
+    """Waits until the storage has been written ``steps`` times, or the process has ended."""
+    deadline, seen = time.monotonic() + DEADLINE_S, _grown(storage)
+    while steps and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+        now = _grown(storage)
+        steps -= now != seen
+        seen = now
+
+
+@pytest.mark.parametrize("name", ["trials.db", "trials.journal"])
+def test_killed_studies_resume_with_nothing_lost_or_doubled(
+    name: str, small_study: Path, tmp_path: Path
+) -> None:
+    storage, out = tmp_path / name, tmp_path / "out"
+    counts: list[int] = []
+    for kill in range(KILLS):
+        process = _start(small_study, out, storage)
+        # The first kill lands while the storage is being created, later ones between trials.
+        _wait_for_growth(process, storage, 1 + 6 * kill)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        counts.append(_trials(storage))
+    assert counts == sorted(counts), "no trial is lost"
+    assert counts[0] < 16, "the first kill came before the end"
+    print("trials after each kill:", counts)
+
+    process = _start(small_study, out, storage)
+    printed, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors
+    result = json.loads(printed)
+    assert result["trials"] == 16
+    study = optuna.load_study(study_name="small", storage=_storage(storage))
+    keys = [trial.user_attrs["config_key"] for trial in study.trials]
+    assert len(keys) == len(set(keys)) == 16
+    assert all(trial.state is optuna.trial.TrialState.COMPLETE for trial in study.trials)
+    assert all(set(trial.constraints) == {"memory_gib"} for trial in study.trials)
+
+    whole = tmp_path / f"whole-{name}"
+    process = _start(small_study, out, whole)
+    process.communicate(timeout=DEADLINE_S)
+    undisturbed = optuna.load_study(study_name="small", storage=_storage(whole))
+    assert [trial.params for trial in undisturbed.trials] == [
+        trial.params for trial in study.trials
+    ]
+    assert [trial.value for trial in undisturbed.trials] == [trial.value for trial in study.trials]
+
+
+def _storage(path: Path) -> optuna.storages.BaseStorage:
+    return open_storage(storage_address(str(path), path))
+
+
+def _trials(path: Path) -> int:
+    """Complete trials in the storage; opening it must always work."""
+    storage = _storage(path)
+    return sum(len(storage.get_all_trials(s._study_id)) for s in storage.get_all_studies())

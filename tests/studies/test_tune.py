@@ -1,0 +1,124 @@
+"""The main job end to end: its JSON, its files, its ledger and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+
+from specs.config import TrainingConfig
+from specs.formats.reader import read_experiment
+from studies.ledger import CONSTRAINT
+from tests.studies.conftest import Ran
+
+Command = Callable[..., Ran]
+
+
+def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: Command) -> None:
+    ran = foretune("tune", small_study, "--out", tmp_path / "out", "--json")
+    assert ran.code == 0, ran.err
+    result = ran.json
+    assert {"best", "optimum", "shortlist", "trials", "rejected_by_memory", "storage"} <= set(
+        result
+    )
+    assert {"study_name", "files", "baseline", "attribution", "space", "notes"} <= set(result)
+    best = result["best"]
+    assert set(best) == {"config", "projection", "probability_best"}
+    assert set(best["projection"]) == {"memory", "throughput"}
+    assert 0 <= best["probability_best"] <= 1
+    assert best["projection"]["memory"]["fits"]
+    assert result["trials"] == 16
+    speed = best["projection"]["throughput"]["tokens_per_s_per_gpu"]
+    assert result["optimum"]["projection"]["throughput"]["tokens_per_s_per_gpu"] == speed
+    assert all(Path(path).is_file() for path in result["files"])
+
+    study = optuna.load_study(study_name=result["study_name"], storage=result["storage"])
+    assert len(study.trials) == 16
+    assert study.best_value == speed
+    assert study.best_trial.user_attrs["config"] == best["config"]
+    refused = [trial for trial in study.trials if trial.constraints[CONSTRAINT] > 0]
+    assert len(refused) == result["rejected_by_memory"]
+    assert study.trials[0].user_attrs["reason"] == "baseline of the input"
+    assert study.trials[0].user_attrs["config"]["tp"] == 2
+
+
+def test_launch_files_read_back_as_the_best_config(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    result = foretune("tune", small_study, "--out", tmp_path / "out", "--json").json
+    path = next(path for path in result["files"] if path.endswith("best.yaml"))
+    again = read_experiment(Path(path))
+    best = TrainingConfig.from_labels(result["best"]["config"])
+    assert again.baseline == best
+    assert again.workload.global_batch_size == 64
+    assert again.workload.seq_len == 4096
+
+
+def test_a_rerun_prints_the_result_and_more_trials_go_on(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    def tune(*more: object) -> Ran:
+        return foretune("tune", small_study, "--out", tmp_path / "out", "--json", *more)
+
+    first, again, more = tune(), tune(), tune("--trials", 20)
+    assert again.json["trials"] == 16
+    assert again.json["best"] == first.json["best"]
+    assert more.json["trials"] == 20
+    assert more.json["study_name"] == first.json["study_name"]
+
+
+def test_changed_inputs_start_a_new_study_and_say_so(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    first = foretune("tune", small_study, "--out", tmp_path, "--json")
+    changed = foretune("tune", small_study, "--out", tmp_path, "--json", "--set", "gbs=128")
+    assert changed.json["study_name"] != first.json["study_name"]
+    assert any("workload changed" in note for note in changed.json["notes"])
+
+
+def test_pinned_axes_stay_pinned(small_study: Path, tmp_path: Path, foretune: Command) -> None:
+    text = small_study.read_text().replace("tp: [1, 2, 4]", "tp: [4]")
+    small_study.write_text(text)
+    result = foretune("tune", small_study, "--out", tmp_path / "out", "--json").json
+    assert result["best"]["config"]["tp"] == 4
+    assert {found["config"]["tp"] for found in result["shortlist"]} == {4}
+    assert result["baseline"]["config"]["tp"] == 2, "the baseline is tried as it is"
+
+
+def test_words_name_baseline_best_changes_memory_and_bottleneck(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    ran = foretune("tune", small_study, "--out", tmp_path / "out", "--why", "tp=8")
+    assert ran.code == 0, ran.err
+    for words in ("baseline", "best over baseline", "alone", "GiB by stage", "largest overhead"):
+        assert words in ran.out
+    assert "why not tp=8" in ran.out
+    assert "shortlist" in ran.out
+
+
+@pytest.mark.parametrize("storage", ["trials.journal", "trials.db"])
+def test_storage_by_name(
+    storage: str, small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    ran = foretune(
+        "tune", small_study, "--out", tmp_path / "out", "--storage", tmp_path / storage, "--json"
+    )
+    assert ran.code == 0, ran.err
+    assert (tmp_path / storage).is_file()
+    assert not (tmp_path / "out" / "foretune.db").exists()
+
+
+def test_nothing_fits_says_how_much_is_missing_and_writes_nothing(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    text = small_study.read_text().replace("llama3.1-8b", "llama3.1-405b")
+    small_study.write_text(
+        text.replace("2x8xMI300X", "1x8xA100-40GB").replace("Primus", "Megatron")
+    )
+    ran = foretune("tune", small_study, "--out", tmp_path / "out", "--json")
+    assert ran.code == 3
+    assert "GiB more than the 40 GiB" in ran.err
+    assert ran.out == ""
+    assert not (tmp_path / "out").exists()
