@@ -31,7 +31,7 @@ TREES = {
     "dispatch": {"n_estimators": 120, "max_depth": 5, "learning_rate": 0.12},
 }
 
-TRAIN_ROWS = 60_000
+TRAIN_ROWS = 40_000
 
 _FLAGS = {
     "gemm": ("bf16", "fp8", "fp8_block", "nvfp4"),

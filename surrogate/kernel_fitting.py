@@ -94,9 +94,10 @@ def fit_corrections(
                 constants = law.build(sheets[name], key, values)
                 features.append(features_of(operator, rows, sheets[name], key))
                 ratios.append(np.log(rows["time_s"] / law.time(rows, constants, key)))
-        corrections[operator] = fit_correction(
-            operator, np.concatenate(features), np.concatenate(ratios)
-        )
+        if features:
+            corrections[operator] = fit_correction(
+                operator, np.concatenate(features), np.concatenate(ratios)
+            )
     return corrections
 
 

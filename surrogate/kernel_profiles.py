@@ -142,6 +142,13 @@ def read_dispatch(folder: Path) -> Columns:
     return _columns(both, keys)
 
 
+def read_mla_module(folder: Path) -> Columns:
+    """Whole MLA attention modules of DeepSeek-V3 (``num_heads`` on the rank), GEMMs included."""
+    table = _read(folder, "mla_forward_module.parquet")
+    table = table.assign(format=table["gemm_type"].map(_FORMATS["gemm"]))
+    return _columns(table, ["gpu", "format", "num_heads", "batch_size", "isl"])
+
+
 def data_hash(folder: Path) -> str:
     """SHA-256 over the Parquet files of the folder, in name order."""
     digest = hashlib.sha256()

@@ -13,7 +13,7 @@ from surrogate.kernel_profiles import Columns
 from surrogate.kernel_sheets import KernelSheet
 from surrogate.kernel_transfer import Fitted, carried
 
-MAX_ROWS = 2000
+MAX_ROWS = 1200
 """Rows per GPU and key that a fit uses, evenly spaced in the sorted table."""
 
 ROW_NOISE = 0.05

@@ -15,20 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from specs.errors import InputError
-from surrogate.kernel_constants import KernelBook, shipped_book, shipped_corrections
+from surrogate.kernel_constants import KernelBook, constants_of, shipped_book, shipped_corrections
 from surrogate.kernel_correction import Correction
 from surrogate.kernel_fitting import READERS, fit_corrections, fit_laws, sheets_of
 from surrogate.kernel_laws import LAWS, Law
-from surrogate.kernel_profiles import Columns
+from surrogate.kernel_profiles import Columns, read_mla_module
 from surrogate.kernel_regression import select, subsample
 from surrogate.kernel_sheets import KernelSheet
 from surrogate.kernel_transfer import carried
+from surrogate.utilisation import attention_forward_time_s, elementwise_time_s, gemm_time_s
 
 HELD_OUT_SHARE = 5
 """One shape in five is left out, the same on every GPU and in every format."""
 
 JUDGED_ROWS = 20_000
 """Rows judged per GPU and key, evenly spaced."""
+
+_MLA = "mla_forward_module.parquet"
 
 _FILES = {
     "gemm": "gemm.parquet",
@@ -47,8 +50,9 @@ def kernel_table(folder: Path, operators: tuple[str, ...] = tuple(READERS)) -> d
 
     Returns:
         ``shapes_left_out`` and ``gpu_left_out``, each operator -> ``law`` and ``corrected`` ->
-        ``{n, median_ape, p90_ape, bias, by{gpu/key: median_ape}}`` (fractions);
-        ``gpu_left_out`` has ``by_gpu`` as well. ``skipped`` says what was not judged and why.
+        ``{n, median_ape, p90_ape, bias, by_gpu{...}, by{gpu/key: median_ape}}`` (fractions);
+        ``mla_module`` the same for whole attention modules, added up from the laws;
+        ``skipped`` says what was not judged and why.
 
     Raises:
         InputError: the folder has none of the profiles.
@@ -62,13 +66,52 @@ def kernel_table(folder: Path, operators: tuple[str, ...] = tuple(READERS)) -> d
         )
     names = {name for columns in tables.values() for name in columns["gpu"].tolist()}
     sheets, unknown = sheets_of(names)
+    if not sheets:
+        raise InputError(
+            f"the catalog has none of the GPUs of {folder} ({', '.join(unknown)}); "
+            "add one to specs/catalog."
+        )
     skipped = [f"{name}: the catalog has no such GPU" for name in unknown]
     skipped += [f"{name}: no {_FILES[name]}" for name in operators if name not in tables]
     return {
         "shapes_left_out": _report(*_shapes_left_out(tables, sheets)),
         "gpu_left_out": _report(*_gpus_left_out(tables, sheets)),
+        "mla_module": _composed_mla(folder, sheets),
         "skipped": skipped,
     }
+
+
+def _composed_mla(folder: Path, sheets: Mapping[str, KernelSheet]) -> dict[str, Any] | None:
+    """MLA modules of DeepSeek-V3 added up from the shipped laws; nothing is fitted to them.
+
+    Sizes from the model's config.json: hidden 7168, query rank 1536, key-value rank 512, rope 64,
+    head 128, value 128. Between the GEMMs every latent, query, key and value moves twice.
+    """
+    if not (folder / _MLA).is_file():
+        return None
+    rows = read_mla_module(folder)
+    errors: Errors = {}
+    for name, sheet in sheets.items():
+        c = constants_of(sheet, shipped_book())
+        for key in c.gemm:
+            at = (rows["gpu"] == name) & (rows["format"] == key)
+            if not at.any():
+                continue
+            heads, batch, seq = (rows[each][at] for each in ("num_heads", "batch_size", "isl"))
+            tokens = batch * seq
+            latents = 1536.0 + 512.0 + 64.0
+            projections = ((latents, 7168.0), (heads * 192, 1536.0), (heads * 256, 512.0))
+            time_s = sum(
+                gemm_time_s(tokens, n, k, c.gemm[key])
+                for n, k in (*projections, (7168.0, heads * 128))
+            )
+            time_s += attention_forward_time_s(
+                batch, seq, seq, heads, heads, 192.0, 128.0, c.attention["bf16"]
+            )
+            moved = 2 * 2 * tokens * (latents + heads * (2 * 192 + 128))
+            time_s += elementwise_time_s(moved, c.elementwise)
+            errors[name, key] = np.asarray(time_s) / rows["time_s"][at] - 1
+    return _summary(errors) if errors else None
 
 
 def held_out(columns: Columns, key_column: str) -> npt.NDArray[np.bool_]:

@@ -91,7 +91,7 @@ class AttentionConstants:
     prologue_keys: Floats  # keys' worth of time to start and end one query tile
     window_keys: Floats  # further keys touched per query tile under a sliding window
     wave_quantisation: Floats
-    tail: Floats  # share of the longest tile that the average tile does not cover
+    tail: Floats  # share in which too few tiles wait for the longest one
     memory_passes: Floats  # passes over q, k, v and output
     latency_s: Floats
 
@@ -303,12 +303,17 @@ def attention_forward_time_s(
     """Forward time of fused attention; its utilisation grows with length and head dimension.
 
     MLA is ``head_dim_qk`` != ``head_dim_v``; GQA enters by memory traffic. Every query tile costs
-    its keys, its softmax and a fixed prologue; tiles fill the SMs in waves, and the longest causal
-    tile is the tail.
+    its keys, its softmax and a fixed prologue; tiles fill the SMs in waves; where tiles are few,
+    the longest one is what all wait for.
     """
-    keys = mean_attended_keys(seq_q, seq_kv, causal, window)
-    longest = np.where(np.greater(window, 0), np.minimum(window, seq_kv), seq_kv)
-    windowed = np.less(longest, seq_kv)
+    tile_keys = mean_attended_keys(seq_q, seq_kv, causal)
+    longest_keys = np.asarray(seq_kv, dtype=np.float64)
+    if np.any(np.greater(window, 0)):
+        # A windowed tile touches keys that it masks, but never more than without the window.
+        seen = mean_attended_keys(seq_q, seq_kv, causal, window) + c.window_keys
+        tile_keys = np.where(np.greater(window, 0), np.minimum(seen, tile_keys), tile_keys)
+        reach = np.where(np.greater(window, 0), window + c.window_keys, seq_kv)
+        longest_keys = np.minimum(reach, seq_kv)
     key_cost = (
         ATTENTION_TILE_ROWS
         * (2.0 * np.add(head_dim_qk, head_dim_v) + 4.0 * c.softmax_dim)
@@ -316,8 +321,9 @@ def attention_forward_time_s(
     )
     units = np.multiply(batch, heads) * np.ceil(np.divide(seq_q, ATTENTION_TILE_ROWS))
     waves = _waves(units, c.sm_count, c.wave_quantisation)
-    tile_keys = keys + c.prologue_keys + c.window_keys * windowed
-    compute_s = key_cost * (waves * tile_keys + c.tail * np.maximum(longest - keys, 0.0))
+    work_keys = waves * (tile_keys + c.prologue_keys)
+    longest_keys = longest_keys + c.prologue_keys
+    compute_s = key_cost * (work_keys + c.tail * np.maximum(longest_keys - work_keys, 0.0))
     per_head = np.add(head_dim_qk, head_dim_v) * c.element_bytes
     moved = batch * per_head * (np.multiply(seq_q, heads) + np.multiply(seq_kv, kv_heads))
     memory_s = c.memory_passes * moved / c.hbm_bytes_per_s
