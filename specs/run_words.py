@@ -61,6 +61,7 @@ _PURE_16_BIT = re.compile(r"pure (?:bf16|16-bit)", re.IGNORECASE)
 _16_BIT_MOMENTS = re.compile(r"bf16 Adam states|bf16 grads/moments|bf16 moments", re.IGNORECASE)
 _16_BIT_GRADIENTS = re.compile(r"bf16 grad", re.IGNORECASE)
 _8_BIT_MOMENTS = re.compile(r"8-bit Adam", re.IGNORECASE)
+_OFFLOADED_WEIGHTS = re.compile(r"CPU offload of weights|params on CPU", re.IGNORECASE)
 _OFFLOADED_OPTIMIZER = re.compile(
     r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
 )
@@ -125,6 +126,7 @@ def stack_of(
         cuda_graphs=_GRAPHS.search(notes) is not None,
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
+        weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,
         vocab_divisible_by=1 if family in UNPADDED_VOCABULARY else 128,
         vocabulary_barriers=_vocabulary_barriers(notes),
         untied_tp_mapping=False,

@@ -77,6 +77,7 @@ class Stack(BaseModel):
     grouped_gemm: bool = True
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
+    weight_offload_fraction: float = Field(0.0, ge=0, le=1)
     vocab_divisible_by: int = Field(128, gt=0)
     vocabulary_barriers: int = Field(
         0, ge=0, le=2, description="vocabulary parallelism over pipeline ranks (arXiv 2411.05288)"

@@ -17,12 +17,11 @@ from surrogate.activations import expert_tokens, sequence_shards, tokens_per_mic
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants
 from surrogate.stages import StageColumns
-from surrogate.states import column, padded_vocab, shards
+from surrogate.states import COMPUTE_BYTES, column, padded_vocab, shards
 
 Column = NDArray[Any]
 
 GIB = 2.0**30
-COMPUTE_BYTES = 2.0
 REDUCED_BYTES = 4.0
 
 
@@ -37,7 +36,8 @@ class Outside(NamedTuple):
 def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     """Logits, their fp32 copy and gradient, and the loss of one microbatch, (n,).
 
-    With sequence parallelism the output layer also gathers its input and later the gradient of it.
+    With sequence parallelism the ends also hold whole hidden states: gathered inputs, partial
+    outputs and their gradients.
     """
     family = cases.stack.framework
     per_entry = np.where(
@@ -46,7 +46,8 @@ def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
         constants.logits_bytes[family],
     )
     tokens = tokens_per_microbatch(cases)
-    gathered = np.where(sequence_shards(cases) > 1, 2.0 * COMPUTE_BYTES, 0.0)
+    copies = COMPUTE_BYTES * constants.gathered_copies[family]
+    gathered = np.where(sequence_shards(cases) > 1, copies, 0.0)
     entries = padded_vocab(cases) / cases.config.tp
     return np.asarray(tokens * (entries * per_entry + gathered * cases.model.hidden_size))
 
@@ -73,9 +74,7 @@ def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     return np.where((m.num_experts > 0) & (group > 1), buffers, 0.0)
 
 
-def unsharded_bytes(
-    cases: Cases, stages: StageColumns, constants: MemoryConstants
-) -> Column:
+def unsharded_bytes(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> Column:
     """Whole copies of the layers that run while weights are sharded over data parallelism, (n, k).
 
     The layer that computes and the prefetched one are gathered in 16 bit, and the gradients of one
@@ -105,6 +104,18 @@ def unsharded_bytes(
     size = column(width) * (whole + ends) + column(waiting) * layer
     gathered: Column = size * column(sharded & (dense_shards > 1))
     return gathered
+
+
+def bucket_bytes(cases: Cases, constants: MemoryConstants) -> Column:
+    """Buckets in which sharded gradients are reduced and weights gathered, (n,).
+
+    DeepSpeed without a pipeline keeps them at a fixed size (``reduce_bucket_size`` and
+    ``allgather_bucket_size``, 5e8 elements); other frameworks work in their gradient buffers.
+    """
+    c = cases.config
+    ranks = c.data_parallel(cases.cluster.num_gpus) * c.cp
+    reduces = (ranks > 1) & (c.pp == 1) & (c.sharding >= int(Sharding.ZERO1))
+    return np.where(reduces, constants.reduce_bucket_gib[cases.stack.framework] * GIB, 0.0)
 
 
 def communicators(cases: Cases) -> Column:

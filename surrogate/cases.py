@@ -128,6 +128,7 @@ class StackColumns(Columns):
     expandable_segments: Column
     cuda_graphs: Column
     optimizer_offload_fraction: Column
+    weight_offload_fraction: Column
     vocab_divisible_by: Column
     vocabulary_barriers: Column
 

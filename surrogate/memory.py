@@ -20,6 +20,7 @@ from surrogate.activations import LayerBytes, layer_bytes, sequence_shards, toke
 from surrogate.buffers import (
     GIB,
     Outside,
+    bucket_bytes,
     dispatch_bytes,
     logits_bytes,
     outside,
@@ -74,7 +75,10 @@ class StageMemory:
 
 
 class _Parts(NamedTuple):
-    """Bytes by component of each stage, (n, k) or broadcastable; what is alive at the peak."""
+    """Bytes by component of each stage, (n, k) or broadcastable.
+
+    ``pool`` is the sum of the components, ``allocated`` what of it is alive at once.
+    """
 
     weights: Column
     gradients: Column
@@ -83,6 +87,7 @@ class _Parts(NamedTuple):
     logits: Column
     buffers: Column
     allocated: Column
+    pool: Column
 
 
 def memory(cases: Cases, constants: MemoryConstants | None = None) -> Memory:
@@ -99,12 +104,12 @@ def memory(cases: Cases, constants: MemoryConstants | None = None) -> Memory:
         rows = slice(start, min(start + CHUNK_ROWS, n))
         stages = table.take(index[rows])
         part = cases.take(rows)
-        allocated = _parts(part, stages, constants).allocated
-        worst = allocated.argmax(axis=1)
-        peak = np.take_along_axis(allocated, worst[:, None], axis=1)[:, 0]
+        parts = _parts(part, stages, constants)
+        worst = parts.pool.argmax(axis=1)
+        peak = np.take_along_axis(parts.pool, worst[:, None], axis=1)[:, 0]
         beyond = outside(part, constants)
         reserved = peak * beyond.reserved_factor + beyond.reserved_base
-        columns["allocated_gib"][rows] = peak / GIB
+        columns["allocated_gib"][rows] = parts.allocated.max(axis=1) / GIB
         columns["reserved_gib"][rows] = reserved / GIB
         columns["device_gib"][rows] = (reserved + beyond.device) / GIB
         columns["stage"][rows] = np.take_along_axis(stages.rank, worst[:, None], axis=1)[:, 0]
@@ -119,7 +124,7 @@ def memory_by_stage(cases: Cases, constants: MemoryConstants | None = None) -> S
     parts = _parts(cases, stages, constants)
     beyond = Outside(*(column(value) for value in outside(cases, constants)))
     shape = stages.rank.shape
-    reserved = parts.allocated * beyond.reserved_factor + beyond.reserved_base
+    reserved = parts.pool * beyond.reserved_factor + beyond.reserved_base
     total = reserved + beyond.device
     named = {
         "weights": parts.weights,
@@ -226,34 +231,33 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     kept = _kept(cases, stages, layers) * microbatches_in_flight(cases, stages.rank)
     working = _working(stages, layers)
     logits = column(logits_bytes(cases, constants)) * _logits_held(cases, stages)
-    offset = constants.offset(cases.stacks)[cases.stack_index]
     # The logits are freed before the last layer's backward pass fills the working set.
     beyond_working = np.maximum(logits - working, 0.0)
-    at_loss = kept + working + beyond_working
-    shared = unsharded_bytes(cases, stages, constants) + column(
-        dispatch_bytes(cases, constants)
-    ) * (stages.moe_layers > 0)
+    activations = kept + working
+    shared = unsharded_bytes(cases, stages, constants) + column(bucket_bytes(cases, constants))
+    shared = shared + column(dispatch_bytes(cases, constants)) * (stages.moe_layers > 0)
+    live = activations + beyond_working + shared
     temporary = column(constants.optimizer_temporary[cases.stack.framework]) * states.optimizer
     base = column(constants.allocated_base_gib[cases.stack.framework] * GIB)
+    buffers = shared + np.maximum(temporary - live, 0.0) + base
+    kept_for_good = states.weights + states.optimizer
+    pool = kept_for_good + states.gradients + activations + beyond_working + buffers
+    allocated = pool
     fresh = column(allocates_gradients(cases))
-    early = at_loss + shared + np.where(fresh, 0.0, states.gradients)
-    # At the end of the backward pass or at the optimizer step all gradients are there.
-    late = np.maximum(working + shared, temporary) + states.gradients > early
-    gradients = np.where(fresh & ~late, 0.0, states.gradients)
-    at_step = late & (temporary > working + shared)
-    activations = np.where(at_step, 0.0, np.where(late, working, kept + working))
-    logits_held = np.where(late, 0.0, beyond_working)
-    buffers = np.where(at_step, temporary, shared) + base
-    held = states.weights + gradients + states.optimizer + activations + logits_held + buffers
-    allocated = held * column(offset)
+    if fresh.any():
+        late = np.maximum(working + shared, temporary) + states.gradients
+        alive = kept_for_good + np.maximum(live, late) + base
+        allocated = np.where(fresh, alive, pool)
+    offset = column(constants.offset(cases.stacks)[cases.stack_index])
     return _Parts(
         states.weights,
-        gradients,
+        states.gradients,
         states.optimizer,
         activations,
-        logits_held,
+        beyond_working,
         buffers,
-        allocated,
+        allocated * offset,
+        pool * offset,
     )
 
 
@@ -261,7 +265,9 @@ def allocates_gradients(cases: Cases) -> Column:
     """Whether gradients are allocated in each backward pass, (n,).
 
     Megatron and DeepSpeed keep gradient buffers for good; FSDP and eager PyTorch free gradients
-    at the step, so that they and all activations never coexist unless gradients are accumulated.
+    at the step: unless gradients are accumulated, they replace activations in the course of the
+    backward pass and are never alive together with all of them. The allocator does not reuse that
+    memory, since gradients are reduced on a stream of their own with its own pool.
     """
     eager = np.isin(cases.stack.framework, [int(framework) for framework in EAGER])
     return np.asarray(eager & (cases.microbatches() == 1) & (cases.config.pp == 1))

@@ -36,6 +36,7 @@ class MemoryConstants:
     norm_bytes: Column
     logits_bytes: Column
     fused_logits_bytes: Column
+    gathered_copies: Column
     backward_copies: Column
     checkpoint_bytes: Column
     fp8_weight_bytes: Column
@@ -46,6 +47,7 @@ class MemoryConstants:
     unsharded_layers: Column
     prefetched_gradients: Column
     optimizer_temporary: Column
+    reduce_bucket_gib: Column
     allocated_base_gib: Column
     fragmentation: Column
     expandable_fragmentation: Column

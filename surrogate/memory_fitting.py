@@ -41,7 +41,7 @@ ROW_SD_GIB = 0.3
 """Error that does not shrink with the job: rounding to GB, workspaces, small tensors."""
 ROBUST_AT = 3.0
 """Standard deviations from which a row loses weight (Cauchy)."""
-STACK_PRIOR_SD = 0.04
+STACK_PRIOR_SD = 0.06
 """How far one stack differs from its framework family, in log of live memory."""
 FOLD_POWER = 0.5
 """A Fold of n rows counts as n to this power: its rows share what they do not state."""
@@ -140,7 +140,7 @@ def _with_stacks(prior: ConstantFile, names: Sequence[str]) -> ConstantFile:
 
 def _free(constants: ConstantFile, runs: MemoryRuns) -> list[str]:
     """Constants with a prior width that rows of these runs can depend on."""
-    present = {Framework(int(code)).name.lower() for code in runs.cases.stack.framework}
+    present = {Framework(int(code)).name.lower() for code in np.ravel(runs.cases.stack.framework)}
     absent = set(FRAMEWORKS) - present
     return [
         name
@@ -187,7 +187,7 @@ def _posterior_mode(
         gradient = jacobian.T @ (weight * residual) - (point - centre) / sd**2
         step = np.linalg.solve(hessian, gradient)
         # No constant moves by more than half its prior width at once.
-        step *= min(1.0, 0.5 / np.max(np.abs(step / sd)))
+        step /= max(1.0, 2.0 * np.max(np.abs(step / sd)))
         point = point + step
         if np.max(np.abs(step / sd)) < 1e-3:
             break

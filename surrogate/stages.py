@@ -82,7 +82,7 @@ class _Recomputed(NamedTuple):
     layer_ids: tuple[int, ...]
 
 
-ALL_LAYERS = 1 << 20
+ALL_LAYERS = 1 << 12
 """Recomputed layers a chunk that stand for every layer (uniform), MTP layers included."""
 
 

@@ -20,8 +20,8 @@ from surrogate.stages import StageColumns
 
 Column = NDArray[Any]
 
-FROZEN_WEIGHT_BYTES = 2.0
-"""Bytes of a frozen base weight in low-rank fine-tuning unless the Stack states fewer (4-bit)."""
+COMPUTE_BYTES = 2.0
+"""Bytes of a weight that takes part in GEMMs; a frozen base has no more (4-bit: less)."""
 
 
 class StageParameters(NamedTuple):
@@ -139,11 +139,16 @@ def state_bytes(
         return kept
 
     held = sharded(Sharding.ZERO3)
-    trained_weights = column(s.weight_bytes)
+    trained_weights = column(s.weight_bytes * (1.0 - s.weight_offload_fraction))
     on_device = 1.0 - s.optimizer_offload_fraction
     optimizer = sharded(Sharding.ZERO1) * column(s.optimizer_bytes * on_device)
     gradients = sharded(Sharding.ZERO2) * column(s.gradient_bytes)
     weights = held * trained_weights
+    # Sharded master weights that are not resharded: whole 16-bit copies on top of the shards.
+    unresharded = (c.sharding == int(Sharding.ZERO2)) & (s.weight_bytes > COMPUTE_BYTES)
+    if np.any(unresharded):
+        copies = sharded(Sharding.ZERO2) * trained_weights + held * COMPUTE_BYTES
+        weights = np.where(column(unresharded), copies, weights)
     is_fp8 = c.precision >= int(Precision.FP8)
     if is_fp8.any():
         weights = weights + held * column(np.where(is_fp8, constants.fp8_weight_bytes, 0.0))
@@ -151,7 +156,7 @@ def state_bytes(
     if np.any(is_lora):
         adapters = _adapter_parameters(cases, parameters)
         lora = column(is_lora)
-        frozen = held * np.minimum(trained_weights, FROZEN_WEIGHT_BYTES)
+        frozen = held * np.minimum(trained_weights, COMPUTE_BYTES)
         weights = np.where(lora, frozen + adapters * trained_weights, weights)
         gradients = np.where(lora, adapters * column(s.gradient_bytes), gradients)
         optimizer = np.where(lora, adapters * column(s.optimizer_bytes * on_device), optimizer)
