@@ -132,12 +132,13 @@ class _Slots:
                 if slot not in slots:
                     continue
                 task, levels = slots[slot], self.held[rank]
-                change = _HELD[task.kind]
-                for free in self._free_slots(rank, self._earliest_slot(rank, task), slot):
-                    if max(levels[free:slot]) + change <= limit:
-                        self._move(rank, task, free)
-                        levels[free:slot] = [level + change for level in levels[free:slot]]
-                        break
+                earliest, change = self._earliest_slot(rank, task), _HELD[task.kind]
+                if change > 0:
+                    earliest = max(earliest, _first_below(limit, levels, slot))
+                free = self._first_free(rank, earliest, slot)
+                if free < slot:
+                    self._move(rank, task, free)
+                    levels[free:slot] = [level + change for level in levels[free:slot]]
 
     def _pull_cooldown(self) -> None:
         """After the last forward: input gradients first, weight gradients in what is left."""
@@ -150,14 +151,23 @@ class _Slots:
                 if task.kind is Kind.WEIGHT_GRADIENT:
                     postponed.append((rank, slots.pop(slot)))
                     continue
-                for free in self._free_slots(rank, self._earliest_slot(rank, task), slot):
+                free = self._first_free(rank, self._earliest_slot(rank, task), slot)
+                if free < slot:
                     self._move(rank, task, free)
-                    break
         for rank, task in postponed:
-            slot = self._earliest_slot(rank, task)
-            while slot in self.task_at[rank]:
-                slot += 1
-            self._put(rank, task, slot)
+            earliest = self._earliest_slot(rank, task)
+            self._put(rank, task, self._first_free(rank, earliest, 2 * self.last_slot))
 
-    def _free_slots(self, rank: int, first: int, end: int) -> list[int]:
-        return [slot for slot in range(first, end) if slot not in self.task_at[rank]]
+    def _first_free(self, rank: int, first: int, end: int) -> int:
+        """First slot from ``first`` without a task; ``end`` or more if there is none before."""
+        slots = self.task_at[rank]
+        while first < end and first in slots:
+            first += 1
+        return first
+
+
+def _first_below(limit: int, levels: Sequence[int], slot: int) -> int:
+    """Start of the stretch before ``slot`` in which one more activation keeps to the limit."""
+    while slot > 0 and levels[slot - 1] < limit:
+        slot -= 1
+    return slot
