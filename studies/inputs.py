@@ -8,16 +8,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from specs.formats.cluster import read_cluster
-from specs.formats.reader import read_experiment
-
 from search.companions import with_companions
 from specs import catalog
 from specs.choices import TrainingKind
 from specs.cluster import Cluster
 from specs.config import AXES, ConfigTable
 from specs.errors import InputError
+from specs.formats.cluster import read_cluster
 from specs.formats.experiment import Experiment
+from specs.formats.reader import read_experiment
 from specs.gpu import Gpu
 from studies.job import Job
 from surrogate.memory import memory
@@ -62,25 +61,27 @@ def resolve(
     cluster: str | None = None,
     gpu: str | None = None,
     settings: Mapping[str, str] | None = None,
+    gpu_file: Path | None = None,
 ) -> Job:
     """The job that a command line describes.
 
     Without a cluster (given or in the file) it is the fewest whole nodes on which the baseline is
-    legal, and fits where more nodes make it fit.
+    legal, and fits where more nodes make it fit. ``gpu_file`` holds GPUs beside the catalog.
 
     Raises:
         InputError: a part cannot be used.
     """
+    gpus = catalog.read_gpus(gpu_file) if gpu_file else {}
     experiment = changed(read_experiment(find_input(text)), settings or {})
     no_notes: tuple[str, ...] = ()
     if cluster is not None:
         if gpu is not None:
             raise InputError("--cluster already names the GPU; leave out --gpu.")
-        chosen, notes = read_cluster(cluster), no_notes
+        chosen, notes = read_cluster(cluster, gpus), no_notes
     elif experiment.cluster is not None and gpu is None:
         chosen, notes = experiment.cluster, no_notes
     else:
-        chosen, notes = smallest_cluster(experiment, gpu)
+        chosen, notes = smallest_cluster(experiment, gpu, gpus)
     placed = experiment.on(chosen)
     return Job(placed, chosen, (*experiment.notes, *notes))
 
@@ -128,7 +129,9 @@ def _workload_value(name: str, value: str) -> Any:
 MOST_GPUS = 2**18
 
 
-def smallest_cluster(experiment: Experiment, gpu: str | None) -> tuple[Cluster, tuple[str, ...]]:
+def smallest_cluster(
+    experiment: Experiment, gpu: str | None, gpus: Mapping[str, Gpu]
+) -> tuple[Cluster, tuple[str, ...]]:
     """The fewest whole nodes on which the baseline is legal, and fits if any size makes it fit.
 
     Raises:
@@ -139,7 +142,7 @@ def smallest_cluster(experiment: Experiment, gpu: str | None) -> tuple[Cluster, 
         raise InputError(
             "neither the input nor its path names a GPU; give --gpu MI355X or --cluster 8xMI355X."
         )
-    chip = catalog.gpu(name)
+    chip = catalog.gpu(name, gpus)
     legal: list[Cluster] = []
     for count in _node_counts(experiment, chip.gpus_per_node):
         cluster = _nodes(chip, count)

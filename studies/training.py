@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from search.distributions import config_key
 from search.proposals import Proposal
 from search.ranking import Ranking, rank
 from search.seed_sweep import seed_sweep
 from search.shortlist import shortlist
 from search.space import Space
-from specs.config import AXES, TrainingConfig
-from specs.errors import InfeasibleError
+from specs.config import AXES, ConfigTable, TrainingConfig
+from specs.errors import InfeasibleError, InputError
+from specs.legality import why_illegal
 from studies.files import checked_folder, name_from
 from studies.job import Job
 from studies.ledger import Ledger, Trial
@@ -101,6 +104,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         InfeasibleError: no config is legal, or none fits.
     """
     settings = job.experiment.settings
+    check_baseline(job)
     trials = options.trials or settings.trials or DEFAULT_TRIALS
     seed = settings.seed if options.seed is None else options.seed
     name = name_from(job.experiment.name)
@@ -110,10 +114,13 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     ranking = rank_space(job, space, progress)
     oracle = SurrogateOracle(job)
     inputs = study_inputs(job, space, oracle, seed or 0)
+    anchor, anchor_notes = anchor_of(job, ranking)
+    notes = (*job.notes, *anchor_notes)
     with only_driver(address, options.out / name, name):
         ledger = Ledger.open(address, name, inputs)
-        ledger.describe({"notes": list(job.notes)})
-        plan = _plan(job, space, ranking, trials, options.shortlist_size, ledger)
+        ledger.describe({"notes": list(notes)})
+        seeds = _legal_seeds(job, seed_sweep(anchor, space.axes), ledger)
+        plan = _plan(seeds, ranking, trials, options.shortlist_size)
         _spend(plan, oracle, ledger, trials, progress)
     rows = shortlist(ranking, options.shortlist_size)
     return Study(
@@ -126,7 +133,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         trials=tuple(ledger.trials()),
         illegal=tuple(ledger.illegal()),
         shortlist=tuple(ranking.table.config(row) for row in rows),
-        notes=(*job.notes, *([ledger.note] if ledger.note else [])),
+        notes=(*notes, *([ledger.note] if ledger.note else [])),
     )
 
 
@@ -151,6 +158,46 @@ def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:
     return ranking
 
 
+def check_baseline(job: Job) -> None:
+    """Refuses a baseline that contradicts itself, whatever the cluster and the batch.
+
+    Raises:
+        InputError: the baseline runs on no cluster; says why.
+    """
+    config, experiment = job.baseline, job.experiment
+    if not job.why_illegal(config):
+        return
+    gpus = experiment.min_gpus
+    nodes, rest = divmod(gpus, job.cluster.gpus_per_node)
+    shape = (1, gpus) if rest else (nodes, job.cluster.gpus_per_node)
+    cluster = job.cluster.model_copy(update={"num_nodes": shape[0], "gpus_per_node": shape[1]})
+    batch = gpus * config.mbs * config.pp * config.vpp * 2
+    workload = experiment.workload.model_copy(update={"global_batch_size": batch})
+    reasons = why_illegal(config, workload, cluster, experiment.stack)
+    if reasons:
+        raise InputError(f"the baseline ({describe(config)}) cannot run: {' '.join(reasons)}")
+
+
+def anchor_of(job: Job, ranking: Ranking) -> tuple[TrainingConfig, tuple[str, ...]]:
+    """The config that the sweep is anchored at, and a note where it is not the baseline.
+
+    A baseline that is legal elsewhere but not on this cluster gives way to the config of the
+    ranking that keeps most of its axes.
+    """
+    reasons = job.why_illegal(job.baseline)
+    if not reasons:
+        return job.baseline, ()
+    kept = np.zeros(len(ranking), dtype=np.int64)
+    held = ConfigTable.from_configs([job.baseline, *ranking.table.configs()])
+    for column in held.columns().values():
+        kept += column[1:] == column[0]
+    anchor = ranking.table.config(int(np.argmax(kept)))
+    return anchor, (
+        f"the baseline cannot run on {job.cluster.name}: {' '.join(reasons)}",
+        f"the sweep is anchored at the best config that is nearest to it: {describe(anchor)}.",
+    )
+
+
 def study_inputs(job: Job, space: Space, oracle: Oracle, seed: int) -> dict[str, Any]:
     """Everything that decides what a trial means: the hash of these names a study."""
     experiment = job.experiment
@@ -169,27 +216,30 @@ def study_inputs(job: Job, space: Space, oracle: Oracle, seed: int) -> dict[str,
     }
 
 
-def _plan(
-    job: Job, space: Space, ranking: Ranking, trials: int, reserve: int, ledger: Ledger
-) -> Iterator[Proposal]:
-    """Proposals in the order in which trials are spent.
-
-    The sweep comes first, except for a share of the trials that is kept for the best of the
-    ranking: first those of the shortlist, then more that differ, then whatever is next best.
-    """
+def _legal_seeds(job: Job, seeds: list[Proposal], ledger: Ledger) -> list[Proposal]:
+    """The seeds that are legal; the others become notes on the study."""
     legal: list[Proposal] = []
-    for proposal in seed_sweep(job.baseline, space.axes):
+    for proposal in seeds:
         reasons = job.why_illegal(proposal.config)
         if reasons:
             ledger.note_illegal(proposal.config, proposal.proposer, reasons)
         else:
             legal.append(proposal)
+    return legal
+
+
+def _plan(seeds: list[Proposal], ranking: Ranking, trials: int, reserve: int) -> Iterator[Proposal]:
+    """Proposals in the order in which trials are spent.
+
+    The sweep comes first, except for a share of the trials that is kept for the best of the
+    ranking: first those of the shortlist, then more that differ, then whatever is next best.
+    """
     kept = min(reserve, trials - 1)
-    yield from legal[: trials - kept]
+    yield from seeds[: trials - kept]
     for size, reason in ((reserve, "shortlist"), (trials, "best of its character")):
         for row in shortlist(ranking, size, within=1.0):
             yield _ranked(ranking, row, reason)
-    yield from legal[trials - kept :]
+    yield from seeds[trials - kept :]
     for row in range(len(ranking)):
         yield _ranked(ranking, row, "next best")
 

@@ -42,6 +42,15 @@ GpuOption = Annotated[
     str | None,
     typer.Option("--gpu", metavar="GPU", help="GPU of the catalog, where no cluster is given."),
 ]
+GpuFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--gpu-file",
+        metavar="FILE",
+        help="YAML with GPUs that the catalog does not know (gpus: {NAME: fields}).",
+        show_default=False,
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -144,7 +153,8 @@ class Output:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=console, transient=True) as bar:
+        hidden = not console.is_terminal
+        with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
             task = bar.add_task(text, total=total)
             yield lambda steps: bar.advance(task, steps)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -22,6 +23,7 @@ def project_command(
     source: InputArgument,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,7 +33,7 @@ def project_command(
     from studies.oracles import projection
 
     output = Output(as_json)
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     reasons = job.why_illegal(job.baseline)
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")

@@ -10,6 +10,7 @@ import typer
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -57,6 +58,7 @@ def space_command(
     source: InputArgument,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     pins: PinOption = None,
     csv_file: CsvOption = None,
@@ -77,7 +79,7 @@ def space_command(
     pinned = pinned_values(pins or [])
     if csv_file is not None:
         checked_file(csv_file, "--csv")
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     e = job.experiment
     narrowing: dict[str, Sequence[Any]] = {**e.settings.axes, **pinned}
     space = build_space(e.workload, job.cluster, e.stack, e.baseline, narrowing, full)

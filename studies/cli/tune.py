@@ -9,6 +9,7 @@ import typer
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -50,6 +51,7 @@ def tune_command(
     source: InputArgument,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     trials: TrialsOption = None,
     storage: StorageOption = None,
@@ -66,7 +68,7 @@ def tune_command(
 
     output = Output(as_json)
     asked = why_values(why) if why else None
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     if not as_json:
         show_job(output, job)
     options = StudyOptions(out=out, storage=storage, trials=trials, seed=seed)
