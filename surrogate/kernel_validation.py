@@ -1,7 +1,8 @@
 """How well kernel times are known: whole shapes left out, and whole GPUs left out.
 
 ``gpu_left_out`` is the figure for hardware that was never profiled: constants come from the data
-sheet and from the other GPUs, trees from the other GPUs.
+sheet and from the other GPUs, trees from the other GPUs. ``family_left_out`` also takes away the
+GPU's siblings (all Blackwells for a Blackwell): the figure for a new generation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from surrogate.kernel_laws import LAWS, Law
 from surrogate.kernel_profiles import Columns, read_mla_module
 from surrogate.kernel_regression import select, subsample
 from surrogate.kernel_sheets import KernelSheet
-from surrogate.kernel_transfer import carried
+from surrogate.kernel_transfer import SAME_FAMILY_WEIGHT, carried, kinship
 from surrogate.utilisation import attention_forward_time_s, elementwise_time_s, gemm_time_s
 
 HELD_OUT_SHARE = 5
@@ -51,7 +52,7 @@ def kernel_table(folder: Path, operators: tuple[str, ...] = tuple(READERS)) -> d
     Returns:
         ``shapes_left_out`` and ``gpu_left_out``, each operator -> ``law`` and ``corrected`` ->
         ``{n, median_ape, p90_ape, bias, by_gpu{...}, by{gpu/key: median_ape}}`` (fractions);
-        ``mla_module`` the same for whole attention modules, added up from the laws;
+        ``family_left_out`` has GEMMs alone; ``mla_module`` is the same for whole attention modules, added up from the laws;
         ``skipped`` says what was not judged and why.
 
     Raises:
@@ -73,9 +74,11 @@ def kernel_table(folder: Path, operators: tuple[str, ...] = tuple(READERS)) -> d
         )
     skipped = [f"{name}: the catalog has no such GPU" for name in unknown]
     skipped += [f"{name}: no {_FILES[name]}" for name in operators if name not in tables]
+    gemm = {name: columns for name, columns in tables.items() if name == "gemm"}
     return {
         "shapes_left_out": _report(*_shapes_left_out(tables, sheets)),
         "gpu_left_out": _report(*_gpus_left_out(tables, sheets)),
+        "family_left_out": _report(*_gpus_left_out(gemm, sheets, siblings=False)),
         "mla_module": _composed_mla(folder, sheets),
         "skipped": skipped,
     }
@@ -157,26 +160,31 @@ def _fit(
 
 
 def _gpus_left_out(
-    tables: Mapping[str, Columns], sheets: Mapping[str, KernelSheet]
+    tables: Mapping[str, Columns], sheets: Mapping[str, KernelSheet], siblings: bool = True
 ) -> tuple[dict[str, Errors], dict[str, Errors]]:
     """Each GPU from its data sheet: by a refit without it, or by the shipped constants.
 
-    The shipped constants serve where they never saw the GPU, or where the folder has no other.
+    The shipped constants serve where they never saw the GPU. Without ``siblings`` the refit leaves
+    out the GPU's whole family.
     """
     book = shipped_book()
     plain: dict[str, Errors] = {}
     corrected: dict[str, Errors] = {}
     for name, sheet in sheets.items():
-        others = {each: sheets[each] for each in sheets if each != name}
+        others = {
+            each: other
+            for each, other in sheets.items()
+            if each != name and (siblings or kinship(other, sheet) < SAME_FAMILY_WEIGHT)
+        }
         fitted: Mapping[str, Mapping[str, Mapping[str, dict[str, float]]]]
-        if _never_seen(book, sheet):
+        if siblings and _never_seen(book, sheet):
             known, onset = book.sheets, book.onset
             fitted, corrections = book.operators, shipped_corrections()
         elif others:
             training = {
-                operator: select(columns, columns["gpu"] != name)
+                operator: select(columns, np.isin(columns["gpu"], list(others)))
                 for operator, columns in tables.items()
-                if np.any(columns["gpu"] != name)
+                if np.any(np.isin(columns["gpu"], list(others)))
             }
             fitted, onset = _fit(training, others)
             corrections = fit_corrections(training, fitted, others)

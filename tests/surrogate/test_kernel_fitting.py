@@ -167,6 +167,7 @@ def test_table_of_a_sample(sample: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     shapes = table["shapes_left_out"]["gemm"]
     assert 0 < shapes["law"]["median_ape"] < 0.10
     assert set(table["gpu_left_out"]["gemm"]["law"]["by_gpu"]) == {"H100-SXM", "B200"}
+    assert set(table["family_left_out"]["gemm"]["law"]["by_gpu"]) == {"H100-SXM", "B200"}
     assert table["skipped"] == []
 
 
