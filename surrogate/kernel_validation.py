@@ -52,7 +52,8 @@ def kernel_table(folder: Path, operators: tuple[str, ...] = tuple(READERS)) -> d
     Returns:
         ``shapes_left_out`` and ``gpu_left_out``, each operator -> ``law`` and ``corrected`` ->
         ``{n, median_ape, p90_ape, bias, by_gpu{...}, by{gpu/key: median_ape}}`` (fractions);
-        ``family_left_out`` has GEMMs alone; ``mla_module`` is the same for whole attention modules, added up from the laws;
+        ``family_left_out`` has GEMMs alone; ``mla_module`` is one such summary for whole
+        attention modules, added up from the laws;
         ``skipped`` says what was not judged and why.
 
     Raises:
