@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specs.balanced_layout import balanced_layout
 from specs.choices import (
     MoeDispatcher,
     Overlap,
@@ -30,11 +31,13 @@ from specs.errors import InputError
 from specs.gpu import Gpu
 from specs.layout import virtual_stages
 from specs.model import Model
+from specs.provenance import Quantity
 from specs.run_words import (
     SEQUENCE_PARALLEL_BY_DEFAULT,
     WITHOUT_MTP,
     Words,
     default_overlap,
+    fuses_loss,
     read_words,
     stack_of,
 )
@@ -113,7 +116,7 @@ def read_row(
     if not row.get("framework"):
         defaults["framework"] += 1
     sizes = _sizes(row, defaults)
-    cluster = _cluster(row, gpu, sizes["num_gpus"], defaults)
+    cluster = _cluster(row, gpu, sizes["num_gpus"], words, defaults)
     workload = Workload(
         model=_variant(model, stack, words),
         seq_len=_whole(row, "seq_len"),
@@ -126,6 +129,8 @@ def read_row(
     )
     config, recompute_unknown = _config(row, model, stack, words, precision, sizes, defaults)
     _check_projectable(config, workload, gpu)
+    if not config.layout and not config.schedule.is_v_shaped:
+        config = config.changed(layout=balanced_layout(workload.model, config.pp, config.vpp))
     tokens_per_s, throughput_from = np.nan, ""
     if row.get("gbs") or config.pp == 1:
         tokens_per_s, throughput_from = _throughput(row, workload, cluster, stack)
@@ -262,12 +267,21 @@ def _fill_world(stated: dict[str, int], cp: int) -> None:
         raise InputError(f"{layout[0]} is missing and does not follow from the other sizes.")
 
 
-def _cluster(row: dict[str, str], gpu: Gpu, num_gpus: int, defaults: Counter[str]) -> Cluster:
-    """Whole nodes that hold exactly num_gpus."""
+def _cluster(
+    row: dict[str, str], gpu: Gpu, num_gpus: int, words: Words, defaults: Counter[str]
+) -> Cluster:
+    """Whole nodes that hold exactly num_gpus, with the network that the row states."""
     if not row.get("gpus_per_node"):
         defaults["gpus_per_node"] += 1
     per_node = min(_whole(row, "gpus_per_node", gpu.gpus_per_node), num_gpus)
     per_node = gcd(per_node, num_gpus)
+    if words.node_bytes_per_s:
+        stated = Quantity(
+            value=words.node_bytes_per_s / gpu.gpus_per_node,
+            kind="vendor",
+            source="the run's notes",
+        )
+        gpu = gpu.model_copy(update={"nic_bytes_per_s": stated})
     return Cluster(
         name="",
         gpu=gpu,
@@ -289,6 +303,9 @@ def _config(
     """The TrainingConfig of a row and whether its recompute is unknown."""
     family = stack.framework
     sharding = _choice(row, "sharding", Sharding, Sharding.NONE, defaults)
+    if family is Framework.MAXTEXT and sharding is Sharding.NONE and sizes["ep"] > 1:
+        # MaxText shards weights over its expert axis as well (base.yml, logical_axis_rules).
+        sharding = Sharding.FSDP
     sequence_parallel = _sequence_parallel(row, family, sizes["tp"], defaults)
     schedule, vpp = _schedule(row, sizes["pp"], sizes["vpp"], words, defaults)
     recompute, unknown = _recompute(row, family, defaults)
@@ -319,7 +336,7 @@ def _config(
         sync_free_stage=_whole(row, "sync_free_stage", 0, smallest=0),
         precision=precision,
         sharding=sharding,
-        cross_entropy_fusion=words.cross_entropy_fusion,
+        cross_entropy_fusion=fuses_loss(stack.framework_name, words),
         overlap=Overlap.parse(row["overlap"]) if row.get("overlap") else overlap,
     )
     return config, unknown

@@ -24,6 +24,9 @@ SHARDED_MASTER_WEIGHTS = (
 )
 """Families whose sharded parameters are the fp32 master weights: 4 + 4 + 8 bytes a parameter."""
 
+FUSED_LOSS_BY_DEFAULT = ("llm-foundry",)
+"""Frameworks whose default loss is a fused cross-entropy (llm-foundry: ``fused_crossentropy``)."""
+
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
 SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
@@ -41,9 +44,13 @@ _CAPACITY = re.compile(
 )
 _TOKEN_DROP = re.compile(r"token[- _]?drop", re.IGNORECASE)
 _ZB_DOUBLE = re.compile(r"zb-?2p|zb-?h2", re.IGNORECASE)
-_MODULES = re.compile(r"recompute_modules=([\w+]+)")
+_MODULE = "(?:core_attn|moe_act|layernorm|mla_up_proj|mlp|moe|shared_experts)"
+_MODULES = re.compile(
+    rf"(?:recompute_modules=|recompute )({_MODULE}(?:[+,]{_MODULE})*)(?![a-z_])", re.IGNORECASE
+)
 _LAYOUT = re.compile(r"pp_layout=([EtmL*|()\d,]+)")
 _GRAPHS = re.compile(r"cuda_graph_impl=(?!none)\w+|CUDA graphs on", re.IGNORECASE)
+_NODE_NETWORK = re.compile(r"inter-node (\d+) Gbps", re.IGNORECASE)
 _NO_MTP = re.compile(r"(?:w/o|no|without) MTP", re.IGNORECASE)
 _NO_FLASH = re.compile(r"no (?:--use-)?flash[- ]att|flash[- ]attention off", re.IGNORECASE)
 _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
@@ -79,6 +86,7 @@ class Words(NamedTuple):
     overlaps_expert_parallel: bool
     without_mtp: bool
     cross_entropy_fusion: bool
+    node_bytes_per_s: float
 
 
 def read_words(run_id: str, source: str, notes: str) -> Words:
@@ -89,6 +97,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
     kind = TrainingKind.LORA if lora else TrainingKind.FINETUNE if tuned else TrainingKind.PRETRAIN
     rank = _LORA_RANK.search(text)
     capacity = _CAPACITY.search(text)
+    network = _NODE_NETWORK.search(notes)
     dropped = 1.0 if _TOKEN_DROP.search(text) else 0.0
     modules, layout = _MODULES.search(notes), _LAYOUT.search(notes)
     return Words(
@@ -102,6 +111,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         overlaps_expert_parallel=_EP_OVERLAP.search(notes) is not None,
         without_mtp=_NO_MTP.search(text) is not None,
         cross_entropy_fusion=_FUSED_LOSS.search(notes) is not None,
+        node_bytes_per_s=float(network[1]) * 1e9 / 8 if network else 0.0,
     )
 
 
@@ -183,6 +193,12 @@ def _has_flash_attention(framework: str, family: Framework, source_date: str, no
     name = framework.lower()
     zero_bubble_fork = "sail-sg" in name and "vocab" not in name
     return not (zero_bubble_fork or family is Framework.MEGATRON_DEEPSPEED)
+
+
+def fuses_loss(framework: str, words: Words) -> bool:
+    """Whether the cross-entropy is fused: as said, or by default of the framework."""
+    by_default = any(name in framework.lower() for name in FUSED_LOSS_BY_DEFAULT)
+    return words.cross_entropy_fusion or by_default
 
 
 def default_overlap(

@@ -25,6 +25,8 @@ class Network:
     nic: Column
     alltoall_link: Column
     alltoall_nic: Column
+    dispatch_link: Column
+    dispatch_nic: Column
     link_latency: Column
     nic_latency: Column
 
@@ -36,6 +38,8 @@ class Network:
             nic=cluster.nic_bytes_per_s * rates.nic_utilisation,
             alltoall_link=cluster.link_bytes_per_s * rates.alltoall_link_utilisation,
             alltoall_nic=cluster.nic_bytes_per_s * rates.alltoall_nic_utilisation,
+            dispatch_link=cluster.link_bytes_per_s * rates.dispatch_link_utilisation,
+            dispatch_nic=cluster.nic_bytes_per_s * rates.dispatch_nic_utilisation,
             link_latency=rates.link_latency,
             nic_latency=rates.nic_latency,
         )
@@ -92,8 +96,8 @@ def dispatch_s(token_bytes: Any, topk: Any, members: Group, network: Network) ->
     ranks = members.size * (1.0 - (1.0 - 1.0 / members.size) ** topk)
     inside = token_bytes * ranks * (members.in_domain - 1) / members.in_domain
     remote = (members.domains - 1) * (1.0 - (1.0 - 1.0 / members.domains) ** topk)
-    outside = token_bytes * remote / network.alltoall_nic
-    result: Column = np.maximum(inside / network.alltoall_link, outside)
+    outside = token_bytes * remote / network.dispatch_nic
+    result: Column = np.maximum(inside / network.dispatch_link, outside)
     return result + _latency_s(members, network)
 
 

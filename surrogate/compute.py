@@ -20,6 +20,7 @@ from specs.choices import (
     RecomputeModules,
     TrainingKind,
 )
+from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.communication import (
     Network,
@@ -276,14 +277,17 @@ def _core_attention(op: _Operators, window: Any) -> Block:
     length = run / (run + 0.5 * rates.attention_half_length)
     depth = dims / (dims + 2 * rates.attention_half_dim) * (1 + rates.attention_half_dim / 128)
     fused_rate = op.flops_16bit * np.minimum(rates.attention_utilisation * length * depth, 1.0)
-    written = op.cluster.peak_bf16_flops * 0.5 * rates.gemm_utilisation
+    written = op.flops_16bit * 0.5
     forward = flops / np.where(flash, fused_rate, written)
-    # Scores and probabilities in 16 bit, softmax and dropout each read and write them.
+    forward = forward * np.where(op.config.cp > 1, rates.cp_imbalance, 1.0)
+    # Scores in 16 bit: written, read and rewritten by the fused softmax, read; dropout adds a pass.
     scores = np.where(flash, 0.0, op.tokens * seen * heads * (BYTES / op.hbm))
-    backward = forward * np.where(flash, rates.attention_backward, 2.0) + 8.0 * scores
+    scores = scores * rates.unfused_passes
+    backward = forward * np.where(flash, rates.attention_backward, 2.0)
+    dropout = np.where(model.dropout, 1.5, 0.0)
     block = Block.zero(op.rows())
-    block.forward[_ATTENTION] = forward + 7.0 * scores
-    block.input_gradient[_ATTENTION] = backward
+    block.forward[_ATTENTION] = forward + (4.0 + dropout) * scores
+    block.input_gradient[_ATTENTION] = backward + (6.0 + dropout) * scores
     return block
 
 
@@ -418,12 +422,12 @@ def _grouped_gemms(
 
 def _expert_exchange(op: _Operators, own: Any, copies: Any, topk: Any) -> Column:
     """Dispatch and combine of one direction, before what compute hides."""
-    config, rates = op.config, op.rates
+    config = op.config
     members = group(config.ep, config.etp, op.domain)
     row_bytes = op.model.hidden_size * BYTES
     plain = 2.0 * all_to_all_s(copies * row_bytes, members, op.network)
     once = dispatch_s(own * copies / (own * topk) * row_bytes, topk, members, op.network)
-    by_kernel = 2.0 * once * rates.dispatch_exposed
+    by_kernel = 2.0 * once
     world = group(config.ep * config.etp, 1, op.domain)
     all_tokens = own * row_bytes * world.size
     gathered = 2.0 * all_gather_s(all_tokens, world, op.network)
@@ -445,8 +449,8 @@ def _hide_experts(op: _Operators, moe: Block) -> None:
     if not np.any(overlapped):
         return
     for times in (moe.forward, moe.input_gradient):
-        hidden = np.minimum(times[_EP], op.rates.ep_overlap * times[_COMPUTE].sum(axis=0))
-        times[_EP] -= np.where(overlapped, hidden, 0.0)
+        hidden = np.minimum(times[_EP], times[_COMPUTE].sum(axis=0))
+        times[_EP] -= np.where(overlapped, op.rates.ep_overlap * hidden, 0.0)
 
 
 def _add_host(op: _Operators, block: Block, is_moe: bool) -> None:
@@ -458,7 +462,8 @@ def _add_host(op: _Operators, block: Block, is_moe: bool) -> None:
     host = rates.host_layer + np.where(op.config.tp > 1, rates.host_tp, 0.0)
     if is_moe:
         sync_free = np.where(op.config.sync_free_stage >= 2, 0.5, 1.0)
-        host = host + rates.host_moe * sync_free
+        local = op.model.num_experts / op.config.ep
+        host = host + (rates.host_moe + rates.host_expert * local) * sync_free
     host = host * np.where(op.cases.stack.cuda_graphs, rates.host_graphs, 1.0)
     forward = block.forward.sum(axis=0)
     backward = block.input_gradient.sum(axis=0) + block.weight_gradient.sum(axis=0)
@@ -504,7 +509,23 @@ def _selective(
     only_parts = (modules & int(RecomputeModules.MOE)) == 0
     parts = repeated(RecomputeModules.MOE_ACT, activation)
     parts = parts + repeated(RecomputeModules.SHARED_EXPERTS, shared.forward)
-    return dense, moe + np.where(only_parts, parts, 0.0)
+    moe = moe + np.where(only_parts, parts, 0.0)
+    # TorchTitan's policy is by operator: every second GEMM and all element-wise kernels again.
+    by_operator = (modules > 0) & (op.cases.stack.framework == int(Framework.TORCHTITAN))
+    operators = linear + norms
+    return (
+        np.where(by_operator, _operators_again(operators + mlp), dense),
+        np.where(by_operator, _operators_again(operators + experts + shared), moe),
+    )
+
+
+def _operators_again(block: Block) -> Column:
+    """What per-operator recomputation repeats of these blocks."""
+    again = np.zeros_like(block.forward)
+    again[_GEMM] = 0.5 * block.forward[_GEMM]
+    again[_EXPERT] = 0.5 * block.forward[_EXPERT]
+    again[_ELEMENTWISE] = block.forward[_ELEMENTWISE]
+    return again
 
 
 def _output(op: _Operators) -> Block:

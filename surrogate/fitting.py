@@ -29,7 +29,7 @@ from surrogate.time_rates import TimeRates
 
 Floats = NDArray[np.float64]
 
-NOISE = 0.05
+NOISE = 0.1
 """Scale of log residuals beyond which a row is an outlier: equal layouts differ by 2-5%."""
 SHIPPED = Path(__file__).parent / "data" / "time_constants.json"
 STEP = 1e-3
@@ -189,12 +189,13 @@ class _Problem:
 def fit_runs(table: RunTable, start: TimeConstants | None = None) -> Fit:
     """Constants from the rows of a table that state a throughput.
 
-    Rows whose only figure is a printed TFLOP/s count a fifth: their definition differs by source.
+    Rows whose only figure is a printed TFLOP/s are left out: its definition differs by source.
     """
-    rows = np.flatnonzero(np.isfinite(table.tokens_per_s_per_gpu))
+    stated = np.isfinite(table.tokens_per_s_per_gpu) & (table.throughput_from != "tflops")
+    rows = np.flatnonzero(stated)
     used = table.take(rows)
     cases = Cases.of_runs(used.config, used.workloads, used.clusters, used.stacks)
-    weights = row_weights(used.fold) * np.where(used.throughput_from == "tflops", 0.2, 1.0)
+    weights = row_weights(used.fold)
     return fit(cases, measured_step_s(used), weights, start)
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from specs.choices import Overlap, Schedule, Sharding, TrainingKind
+from specs.stack import Framework
 from surrogate.cases import Cases, Column
-from surrogate.communication import Network, all_gather_s, ring_step_s
+from surrogate.communication import Network, all_gather_s, all_reduce_s, ring_step_s
 from surrogate.compute import BYTES, PARTS, Block, LayerTimes, layer_times
+from surrogate.schedules import pipeline_idle_s
 from surrogate.stages import StageColumns, distinct_rows, recomputed_per_chunk, stage_columns
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import TimeRates
-from surrogate.topology import group
+from surrogate.topology import Group, group
 
 LAYER_AXES = (
     "tp", "cp", "cp_comm", "mbs", "ep", "etp", "sequence_parallel", "recompute_modules",
@@ -157,7 +159,7 @@ class _Step:
             "pp": self._point_to_point(),
             "dp": self._data_parallel(),
             "optimizer": self._optimizer(),
-            "constant": np.broadcast_to(self.rows.rates.step_constant, pipeline.shape),
+            "constant": self._constant(),
         }
         step = pipeline + sum(extra.values())
         if not breakdown:
@@ -223,33 +225,53 @@ class _Step:
         if np.all(config.pp == 1):
             return np.zeros(len(config))
         forward, backward, weight = self._mean_stage()
-        steps = config.pp - 1.0
-        schedule = config.schedule
-        split = np.maximum(forward + backward - weight, 0.0)
-        idle = steps * (forward + backward + weight) / config.vpp
-        idle = np.where(schedule == int(Schedule.ZB_H1), steps * split, idle)
-        idle = np.where(schedule == int(Schedule.ZB_HEURISTIC), steps * split, idle)
-        idle = np.where(schedule == int(Schedule.ZB_H2), 0.2 * steps * split, idle)
-        idle = np.where(schedule == int(Schedule.ZBV), 0.5 * steps * split, idle)
-        idle = np.where(schedule == int(Schedule.V_HALF), steps * split, idle)
-        idle = np.where(schedule == int(Schedule.V_MIN), 2 * steps * split, idle)
+        idle = pipeline_idle_s(
+            config.schedule,
+            config.pp,
+            self.microbatches,
+            config.vpp,
+            forward,
+            backward,
+            weight,
+        )
         result: Column = self.rows.rates.bubble * idle
         return result
 
     def _point_to_point(self) -> Column:
-        """Activations and gradients between stages: the exposed share, and the pipeline's ramp."""
+        """Activations and gradients between stages: the exposed share, and the pipeline's ramp.
+
+        Each TP rank sends its part (Megatron scatter-gather, DeepSpeed PartitionedTensor).
+        """
         rows = self.rows
         cases, config = rows.cases, rows.cases.config
         if np.all(config.pp == 1):
             return np.zeros(len(config))
         tokens = config.mbs * cases.workload.seq_len / config.cp
-        shards = np.where(config.sequence_parallel, config.tp, 1)
         stride = cases.cluster.num_gpus // config.pp
         members = group(np.minimum(config.pp, 2), stride, cases.cluster.scale_up_gpus)
-        once = ring_step_s(tokens * cases.model.hidden_size * BYTES / shards, members, rows.network)
-        steady = 2.0 * self.microbatches * config.vpp * rows.rates.p2p_exposed
-        ramp = 2.0 * (config.pp - 1.0)
-        return np.where(config.pp > 1, once * (steady + ramp), 0.0)
+        once = ring_step_s(
+            tokens * cases.model.hidden_size * BYTES / config.tp, members, rows.network
+        )
+        messages = 2.0 * self.microbatches * config.vpp
+        steady = messages * (rows.rates.p2p_exposed * once + rows.rates.p2p_straggle)
+        ramp = 2.0 * (config.pp - 1.0) * (once + rows.rates.p2p_straggle)
+        return np.where(config.pp > 1, steady + ramp + self._tied_embedding(members), 0.0)
+
+    def _tied_embedding(self, members: Group) -> Column:
+        """All-reduce of the embedding gradient between the first and the last stage."""
+        cases = self.rows.cases
+        table = cases.model.vocab_size * cases.model.hidden_size / cases.config.tp
+        volume = table * self._reduced_bytes()
+        return np.where(
+            cases.model.tied_embeddings, all_reduce_s(volume, members, self.rows.network), 0.0
+        )
+
+    def _constant(self) -> Column:
+        """What every step takes whatever its size: host work, norms, logging, stragglers."""
+        cluster, rates = self.rows.cases.cluster, self.rows.rates
+        nodes = np.maximum(cluster.num_gpus / cluster.gpus_per_node, 1.0)
+        constant = rates.step_constant + rates.step_spread * np.log2(nodes)
+        return np.broadcast_to(constant, self.slowest.shape)
 
     def _parameters(self) -> tuple[Column, Column]:
         """Dense and expert parameters of the largest candidate stage on one rank, shape (n,)."""
@@ -294,7 +316,7 @@ class _Step:
             )
 
         # Compute copies of the weights travel in 16 bit whatever the master weights are.
-        reduce = gathered(np.minimum(cases.stack.gradient_bytes, 4.0) * trained)
+        reduce = gathered(self._reduced_bytes() * trained)
         gather = gathered(np.full(len(config), float(BYTES)) * trained)
         sharded = config.sharding != int(Sharding.NONE)
         fully = config.sharding >= int(Sharding.ZERO3)
@@ -304,6 +326,14 @@ class _Step:
         )
         exposed = np.where(fully, every, once)
         return np.where((dense_size > 1) | (expert_size > 1), exposed, 0.0)
+
+    def _reduced_bytes(self) -> Column:
+        """Bytes a gradient travels in: as it is kept, but DeepSpeed reduces in the weights' 16 bit
+        (``communication_data_type``)."""
+        stack = self.rows.cases.stack
+        families = (int(Framework.DEEPSPEED), int(Framework.MEGATRON_DEEPSPEED))
+        kept = np.minimum(stack.gradient_bytes, 4.0)
+        return np.where(np.isin(stack.framework, families), float(BYTES), kept)
 
     def _once_a_step(self, reduce: Column, gather: Column) -> Column:
         """Reduction behind the last backward, gathering behind the first forward, where overlapped.
@@ -348,7 +378,8 @@ class _Step:
         local = dense / np.where(sharded, dense_size, 1.0)
         local = local + experts / np.where(sharded, expert_size, 1.0)
         local = local * np.where(cases.workload.kind == int(TrainingKind.LORA), 0.01, 1.0)
-        states = 2.0 * cases.stack.optimizer_bytes + 2.0 * cases.stack.gradient_bytes + 2.0
+        # States are read and written, gradients read, weights written in 16 bit.
+        states = 2.0 * cases.stack.optimizer_bytes + cases.stack.gradient_bytes + BYTES
         rate = cases.cluster.hbm_bytes_per_s * rows.rates.optimizer_utilisation
         offloaded = cases.stack.optimizer_offload_fraction
         time: Column = local * (states * (1.0 - offloaded) / rate + offloaded * OFFLOADED_S)

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specs import catalog
 from specs.choices import MoeDispatcher, Precision, Schedule
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.constants import Constant, ConstantFile, shipped_constants
-from surrogate.time_rates import ALIASES, BELIEFS, KNOWN_FACTORS, RATE_COLUMNS, TimeRates
+from surrogate.time_rates import (
+    ALIASES,
+    BELIEFS,
+    KNOWN_FACTORS,
+    MEASURED_SD,
+    RATE_COLUMNS,
+    TimeRates,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,9 @@ def levels_of(cases: Cases) -> dict[str, Level]:
         "architecture": Level(tuple(g.architecture for g in cases.gpus), gpu),
         "gpu": Level(tuple(g.name for g in cases.gpus), gpu),
         "format": Level(Precision.labels(), precision),
-        "bf16": Level(Precision.labels(), np.zeros_like(gpu)),
+        "rate": Level(_RATES, _RATE_OF[precision]),
+        "bf16": Level(_RATES, np.zeros_like(gpu)),
+        "16bit": Level(Precision.labels(), np.zeros_like(gpu)),
         "framework": Level(frameworks, cases.stack_index),
         "release": Level(releases, cases.stack_index),
         "kind": Level(kinds, cases.model_index),
@@ -59,14 +70,20 @@ def levels_of(cases: Cases) -> dict[str, Level]:
     crossed = {
         f"{a}/{b}": _cross(plain[a], plain[b])
         for a, b in (
-            ("architecture", "format"),
-            ("gpu", "format"),
+            ("architecture", "rate"),
+            ("gpu", "rate"),
             ("architecture", "bf16"),
             ("gpu", "bf16"),
             ("release", "kind"),
+            ("framework", "architecture"),
         )
     }
     return plain | crossed
+
+
+_RATES = ("bf16", "fp32", "fp8", "fp4")
+_RATE_OF = np.array([_RATES.index(p.gemm_format) for p in Precision])
+"""Precision code -> the rate at which the GPU multiplies."""
 
 
 def _slug(text: str) -> str:
@@ -87,13 +104,24 @@ def prior_of(name: str) -> tuple[float, float, str, str]:
         return belief.prior, belief.sd, belief.unit, belief.source
     prior, source = KNOWN_FACTORS.get(name, (1.0, "assumed: like its kin"))
     level = next(n for n in belief.levels if _belongs(labels, n))
-    return prior, belief.levels[level], "factor", source
+    sd = belief.levels[level]
+    if source.startswith("measured"):
+        sd = min(sd, MEASURED_SD)
+    return prior, sd, "factor", source
+
+
+@lru_cache(maxsize=1)
+def _architectures() -> frozenset[str]:
+    """Architectures of the catalog."""
+    return frozenset(catalog.gpu(name).architecture for name in catalog.gpu_names())
 
 
 def _belongs(labels: Sequence[str], level: str) -> bool:
     """Whether labels such as (hopper, fp8) name an entry of this level."""
     known = {
+        "architecture": _architectures(),
         "format": Precision.labels(),
+        "rate": _RATES,
         "framework": tuple(f.name.lower() for f in Framework),
         "vendor": ("amd", "nvidia"),
         "kind": ("dense", "moe"),
@@ -128,7 +156,9 @@ class RateDesign:
             self._factors[column] = []
             self._add(family)
             for level_name in BELIEFS[family].levels:
-                name = level_name if family == column else level_name.replace("format", "bf16")
+                name = level_name
+                if family != column:
+                    name = name.replace("rate", "bf16").replace("format", "16bit")
                 level = levels[name]
                 seen = np.unique(level.codes)
                 used = {label for code, label in enumerate(level.labels) if code in seen}

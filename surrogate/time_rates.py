@@ -17,6 +17,9 @@ from surrogate.cases import Column, Columns
 
 _LESSONS = "assumed: fit of a throw-away prototype on public runs, 2026-11-30"
 
+_MAF = "measured: rocm-blogs measuring-max-achievable-flops-part2"
+_PROFILES = "measured: kernel profiles of aiconfigurator 095f58a51 (large sizes)"
+
 
 @dataclass(frozen=True)
 class Belief:
@@ -53,11 +56,12 @@ class TimeRates(Columns):
         Column,
         share(
             0.72,
-            0.1,
-            "assumed: large GEMMs of A100 and H100",
-            architecture=0.1,
-            architecture_x_format=0.15,
-            gpu_x_format=0.08,
+            0.02,
+            "assumed: between the GPUs of the kernel profiles",
+            architecture=0.03,
+            architecture_x_rate=0.1,
+            gpu_x_rate=0.05,
+            format=0.08,
         ),
     ]
     gemm_utilisation_16bit: Annotated[Column, "gemm_utilisation"]
@@ -69,6 +73,7 @@ class TimeRates(Columns):
             "of Megatron-Bridge kernels",
             _LESSONS,
             framework=0.1,
+            framework_x_architecture=0.1,
             release=0.05,
             release_x_kind=0.08,
         ),
@@ -95,16 +100,18 @@ class TimeRates(Columns):
             vendor=0.3,
         ),
     ]
-    attention_utilisation: Annotated[Column, share(0.55, 0.2, _LESSONS, architecture=0.25)]
+    attention_utilisation: Annotated[
+        Column, share(0.6, 0.1, _PROFILES, architecture=0.15, framework=0.25)
+    ]
     attention_half_length: Annotated[
-        Column,
-        factor(
-            500.0, 0.5, "sequence length of half the rate", "assumed: FlashAttention tiles of 128"
-        ),
+        Column, factor(1700.0, 0.2, "sequence length of half the rate", _PROFILES, architecture=0.2)
     ]
     attention_half_dim: Annotated[
+        Column, factor(80.0, 0.3, "head dimension of half the rate", _PROFILES)
+    ]
+    unfused_passes: Annotated[
         Column,
-        factor(40.0, 0.4, "head dimension of half the rate", "assumed: softmax beside the matmuls"),
+        factor(1.0, 0.3, "of the traffic of unfused attention scores", "assumed", framework=0.3),
     ]
     attention_backward: Annotated[
         Column, factor(2.9, 0.1, "of the forward time", _LESSONS, vendor=0.15)
@@ -126,7 +133,7 @@ class TimeRates(Columns):
         ),
     ]
     permute_passes: Annotated[Column, factor(1.0, 0.4, "of the traffic", "assumed", framework=0.3)]
-    logits_passes: Annotated[Column, factor(1.0, 0.3, "of the traffic", "assumed")]
+    logits_passes: Annotated[Column, factor(1.0, 0.3, "of the traffic", "assumed", framework=0.4)]
     # Host
     host_layer: Annotated[
         Column, factor(0.37e-3, 0.25, "s a forward layer", _LESSONS, framework=0.3, format=0.2)
@@ -134,17 +141,31 @@ class TimeRates(Columns):
     host_moe: Annotated[
         Column, factor(0.6e-3, 0.4, "s a forward MoE layer", _LESSONS, framework=0.4)
     ]
+    host_expert: Annotated[
+        Column,
+        factor(
+            60e-6,
+            0.5,
+            "s a local expert of a forward layer",
+            "assumed: a loop of GEMM and cast launches over local experts",
+            framework=0.5,
+            rate=0.3,
+        ),
+    ]
     host_tp: Annotated[Column, factor(0.13e-3, 0.4, "s a forward layer", _LESSONS)]
     host_backward: Annotated[Column, factor(1.2, 0.2, "of the forward host time", "assumed")]
     host_graphs: Annotated[Column, share(0.4, 0.4, _LESSONS)]
-    step_constant: Annotated[Column, factor(14e-3, 0.5, "s", _LESSONS, framework=0.4)]
+    step_constant: Annotated[Column, factor(12e-3, 0.4, "s", _LESSONS, framework=0.4)]
+    step_spread: Annotated[
+        Column, factor(4e-3, 0.5, "s a doubling of nodes", "assumed: norms, logging, stragglers")
+    ]
     # Communication
     link_utilisation: Annotated[
         Column,
         share(
-            0.75,
-            0.1,
-            "measured: 319 of 448 GB/s on MI300X, NCCL on NVLink 0.75-0.8",
+            0.8,
+            0.08,
+            "measured: 319 of 448 GB/s on MI300X; " + _PROFILES,
             architecture=0.1,
         ),
     ]
@@ -156,39 +177,62 @@ class TimeRates(Columns):
     ]
     link_latency: Annotated[
         Column,
-        factor(
-            20e-6,
-            0.4,
-            "s a collective within a domain",
-            "measured: half of the asymptote at 4-8 MB on 8 MI300X",
-            vendor=0.2,
-        ),
+        factor(22e-6, 0.2, "s a collective within a domain", _PROFILES, architecture=0.2),
     ]
     nic_latency: Annotated[Column, factor(30e-6, 0.5, "s a doubling of nodes", "assumed")]
     tp_exposed: Annotated[Column, share(0.75, 0.2, _LESSONS, framework=0.2)]
     tp_exposed_overlap: Annotated[Column, share(0.3, 0.4, _LESSONS)]
     tp_straggle: Annotated[Column, factor(40e-6, 0.5, "s a collective", _LESSONS)]
     cp_exposed: Annotated[Column, share(0.3, 0.5, "assumed: ring steps hide behind attention")]
+    cp_imbalance: Annotated[
+        Column,
+        factor(
+            1.1,
+            0.2,
+            "of the balanced attention time",
+            "assumed: chunks of a ring run at lower occupancy",
+            framework=0.3,
+        ),
+    ]
     alltoall_link_utilisation: Annotated[Column, share(0.48, 0.25, _LESSONS, architecture=0.2)]
     alltoall_nic_utilisation: Annotated[
         Column, share(0.6, 0.25, _LESSONS, vendor=0.25, framework=0.25)
     ]
-    dispatch_exposed: Annotated[
+    dispatch_link_utilisation: Annotated[
         Column,
-        share(0.5, 0.4, "assumed: share of DeepEP and HybridEP that is not hidden", framework=0.3),
+        share(
+            0.5,
+            0.2,
+            "measured: DeepEP dispatch of 8192 tokens on 8 MI355X at 242 of 537 GB/s",
+            architecture=0.25,
+            framework=0.25,
+        ),
+    ]
+    dispatch_nic_utilisation: Annotated[
+        Column, share(0.8, 0.2, "assumed: DeepEP RDMA at 43 of 50 GB/s", framework=0.25)
     ]
     ep_overlap: Annotated[
-        Column, share(0.5, 0.4, "assumed: share of compute that hides all-to-all")
+        Column, share(0.7, 0.3, "assumed: share of hidden all-to-all that costs nothing")
     ]
     p2p_exposed: Annotated[Column, share(0.25, 0.6, _LESSONS, framework=0.5)]
+    p2p_straggle: Annotated[
+        Column,
+        factor(
+            100e-6,
+            0.6,
+            "s a message and microbatch",
+            "assumed: launch and wait of a blocking send",
+            framework=0.6,
+        ),
+    ]
     dp_hidden: Annotated[Column, share(0.6, 0.4, "assumed: share of backward that hides reduction")]
     dp_exposed: Annotated[Column, share(0.1, 0.5, _LESSONS)]
     fsdp_hidden: Annotated[Column, share(0.84, 0.2, _LESSONS, framework=0.3)]
     fsdp_exposed: Annotated[Column, share(0.1, 0.5, _LESSONS, framework=0.5)]
     # Pipeline and optimizer
-    bubble: Annotated[Column, factor(0.9, 0.15, "of the ideal idle time", _LESSONS, schedule=0.2)]
+    bubble: Annotated[Column, factor(0.95, 0.08, "of the ideal idle time", _LESSONS, schedule=0.1)]
     optimizer_utilisation: Annotated[
-        Column, share(0.6, 0.3, "assumed: fused Adam streams its states")
+        Column, share(0.75, 0.2, "assumed: fused Adam streams its states")
     ]
 
 
@@ -196,24 +240,40 @@ KNOWN_FACTORS: dict[str, tuple[float, str]] = {
     "stack_efficiency/nemo": (0.96, _LESSONS),
     "stack_efficiency/torchtitan": (0.88, _LESSONS),
     "stack_efficiency/pytorch_fsdp": (0.80, _LESSONS),
-    "gemm_utilisation/ampere/bf16": (1.08, _LESSONS),
-    "gemm_utilisation/hopper/bf16": (1.04, _LESSONS),
-    "gemm_utilisation/hopper/fp8": (0.93, _LESSONS),
-    "gemm_utilisation/blackwell/mxfp8": (0.8, _LESSONS),
-    "gemm_utilisation/blackwell/nvfp4": (0.57, _LESSONS),
-    "gemm_utilisation/cdna2/bf16": (0.6, _LESSONS),
-    "gemm_utilisation/cdna3/bf16": (
-        0.76,
-        "measured: MAF of MI300X 0.54 of peak (rocm-blogs measuring-max-achievable-flops)",
-    ),
-    "gemm_utilisation/cdna3/fp8": (
-        0.7,
-        "measured: MAF of MI300X 0.49 of peak (rocm-blogs measuring-max-achievable-flops)",
-    ),
-    "gemm_utilisation/cdna4/bf16": (0.7, "measured: torch.matmul 8192^3 on MI350X 0.48 of peak"),
-    "gemm_utilisation/cdna4/fp8": (0.8, "measured: hipBLASLt 8192^3 on MI355X 0.63 of peak"),
-    "attention_utilisation/hopper": (0.75, _LESSONS),
+    "gemm_utilisation/ampere/bf16": (1.21, _PROFILES),
+    "gemm_utilisation/hopper/bf16": (1.13, _PROFILES),
+    "gemm_utilisation/hopper/fp8": (0.903, _PROFILES),
+    "gemm_utilisation/blackwell/bf16": (0.972, _PROFILES),
+    "gemm_utilisation/blackwell/fp8": (0.819, _PROFILES),
+    "gemm_utilisation/blackwell/fp4": (0.583, _PROFILES),
+    "gemm_utilisation/blackwell-ultra/bf16": (1.07, _PROFILES),
+    "gemm_utilisation/blackwell-ultra/fp8": (0.889, _PROFILES),
+    "gemm_utilisation/blackwell-ultra/fp4": (0.486, _PROFILES),
+    "gemm_utilisation/H100-96GB/bf16": (0.9, "assumed: lower power limit than the 80 GB SXM"),
+    "gemm_utilisation/H100-96GB/fp8": (0.9, "assumed: lower power limit than the 80 GB SXM"),
+    "gemm_utilisation/cdna2/bf16": (0.625, _LESSONS),
+    "gemm_utilisation/cdna3/bf16": (0.778, _MAF),
+    "gemm_utilisation/cdna3/fp8": (0.708, _MAF),
+    "gemm_utilisation/MI325X/bf16": (1.19, _MAF),
+    "gemm_utilisation/MI325X/fp8": (1.18, _MAF),
+    "gemm_utilisation/cdna4/bf16": (0.722, "measured: matmul 8192^3 on MI350X 0.48-0.52 of peak"),
+    "gemm_utilisation/cdna4/fp8": (0.861, "measured: hipBLASLt 8192^3 on MI355X 0.63 of peak"),
+    "attention_utilisation/ampere": (0.867, _PROFILES),
+    "attention_utilisation/hopper": (1.13, _PROFILES),
+    "attention_utilisation/blackwell": (1.07, _PROFILES),
+    "attention_utilisation/blackwell-ultra": (1.23, _PROFILES),
     "attention_utilisation/cdna3": (0.65, _LESSONS),
+    "attention_half_length/ampere": (0.471, _PROFILES),
+    "attention_half_length/hopper": (1, _PROFILES),
+    "attention_half_length/blackwell": (1.59, _PROFILES),
+    "attention_half_length/blackwell-ultra": (1.59, _PROFILES),
+    "link_latency/blackwell": (2, _PROFILES),
+    "link_latency/blackwell-ultra": (2, _PROFILES),
+    "host_layer/maxtext": (0.2, "assumed: XLA compiles the whole step"),
+    "host_moe/maxtext": (0.2, "assumed: XLA compiles the whole step"),
+    "host_expert/maxtext": (0.1, "assumed: one grouped GEMM kernel"),
+    "host_expert/fp8": (1.5, "assumed: casts of every expert's operands"),
+    "host_expert/fp4": (1.5, "assumed: casts of every expert's operands"),
     "host_layer/deepspeed": (2.0, _LESSONS),
     "host_layer/megatron_deepspeed": (2.0, _LESSONS),
     "p2p_exposed/megatron_deepspeed": (2.0, _LESSONS),
@@ -221,6 +281,9 @@ KNOWN_FACTORS: dict[str, tuple[float, str]] = {
     "bubble/zbv": (0.5, _LESSONS),
 }
 """Factors that were known before the fit, with their source; all others start at 1."""
+
+MEASURED_SD = 0.03
+"""Log sd of a known factor whose source is a measurement."""
 
 
 _HINTS = get_type_hints(TimeRates, include_extras=True)
