@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from search.distributions import config_key, distributions, parameters
 from specs.config import TrainingConfig
+from specs.errors import InputError
 from studies.oracles import Crash, Evaluation
 from studies.storage import StorageAddress, open_storage
 
@@ -169,6 +170,25 @@ class Ledger:
     def trials(self) -> list[Trial]:
         """Every trial in the order of its number."""
         return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+
+def read_trials(address: StorageAddress, name: str) -> list[Trial]:
+    """The trials of a study, which must exist.
+
+    Raises:
+        InputError: the storage or the study does not exist.
+    """
+    import optuna
+
+    if address.path is not None and not address.path.exists():
+        raise InputError(f"there is no storage {address.shown}; run foretune tune first.")
+    storage = open_storage(address)
+    names = sorted(study.study_name for study in storage.get_all_studies())
+    if name not in names:
+        known = f"it holds {', '.join(names)}" if names else "it holds none"
+        raise InputError(f"there is no study {name!r} in {address.shown}; {known}.")
+    study = optuna.load_study(study_name=name, storage=storage)
+    return [_trial(frozen) for frozen in study.get_trials(deepcopy=False)]
 
 
 _FIXED = ("config", "config_key", "proposer", "reason", "cost_s")

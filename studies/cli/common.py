@@ -60,6 +60,16 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Where trials are kept: file.db (SQLite), file.journal, or postgresql://...; "
+        "OUT/foretune.db without it.",
+        show_default=False,
+    ),
+]
 WhyOption = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import typer
 
+from studies.cli.bench import bench_app
 from studies.cli.common import run
+from studies.cli.export import export_command
 from studies.cli.project import project_command
 from studies.cli.space import space_command
 from studies.cli.tune import tune_command
@@ -30,6 +32,8 @@ def _options() -> None:
 app.command("tune")(tune_command)
 app.command("project")(project_command)
 app.command("space")(space_command)
+app.command("export")(export_command)
+app.add_typer(bench_app, name="bench")
 
 
 def call(arguments: Sequence[str]) -> int:

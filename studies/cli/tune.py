@@ -16,6 +16,7 @@ from studies.cli.common import (
     OutOption,
     Output,
     SetOption,
+    StorageOption,
     WhyOption,
     axis_values,
     why_values,
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from studies.explanation import WhyNot
     from studies.result import Found, Result
 
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        metavar="URL",
-        help="Where trials are kept: file.db (SQLite), file.journal, or postgresql://...; "
-        "OUT/foretune.db without it.",
-        show_default=False,
-    ),
-]
 TrialsOption = Annotated[
     int | None,
     typer.Option("--trials", min=1, help="Trials of the study in all (64).", show_default=False),
