@@ -54,6 +54,8 @@ class ConstantFile(BaseModel):
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON atomically: the file is either the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    umask = os.umask(0)
+    os.umask(umask)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
@@ -61,6 +63,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~umask)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
