@@ -39,6 +39,16 @@ except metadata.PackageNotFoundError:
     __version__ = "0+checkout"
 
 
+_OFFERED = {"PoolSampler": "search.pool_sampler", "pool_of": "search.pool"}
+
+
+def __getattr__(name: str) -> object:
+    """What is offered is imported when it is first used."""
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_OFFERED[name]), name)
+
+
 def main() -> None:
     """Entry point of the command ``foretune``."""
     command = importlib.import_module("studies.cli.main")
