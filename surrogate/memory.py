@@ -169,6 +169,12 @@ def counter_reading(
     return reading
 
 
+def memory_log_sd(cases: Cases, constants: MemoryConstants | None = None) -> Column:
+    """Standard deviation of log(measured / projected) on Folds that no fit has seen, () or (n,)."""
+    constants = constants or shipped_memory_constants()
+    return np.asarray(constants.log_sd[np.asarray(cases.cluster.is_amd).astype(np.int64)])
+
+
 class Gap(NamedTuple):
     """A measured peak against the projection of one run: device GiB by component."""
 
@@ -203,7 +209,7 @@ def fit_probability(device_gib: Any, capacity_gib: Any, sd: Any) -> Column:
     Args:
         device_gib: projected device memory.
         capacity_gib: memory of the GPU.
-        sd: standard deviation of log(measured / projected) on Folds not seen.
+        sd: standard deviation of log(measured / projected), see ``memory_log_sd``.
     """
     margin = np.log(np.asarray(capacity_gib) / np.asarray(device_gib))
     return np.asarray(ndtr(margin / np.asarray(sd)))

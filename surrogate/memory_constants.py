@@ -55,6 +55,7 @@ class MemoryConstants:
     context_gib: Column
     communicator_gib: Column
     moe_device_gib: Column
+    log_sd: Column
     stack_offset: Mapping[str, float]
 
     @classmethod

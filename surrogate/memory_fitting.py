@@ -1,7 +1,7 @@
 """Learns the constants of the memory model from measured peaks, held near their priors.
 
-``python -m surrogate.memory_fitting --models M.json R.csv...`` rewrites
-``data/memory_constants.json``; the same input gives the same file. The posterior mode of the
+``python -m surrogate.memory_fitting --measured DIR`` rewrites ``data/memory_constants.json``; the
+same input gives the same file. The posterior mode of the
 logarithms of the constants is found by damped Gauss-Newton steps, with residuals that lose weight
 where a row contradicts the others. Runs that ran out of memory count where they are projected to
 fit.
@@ -47,26 +47,32 @@ FOLD_POWER = 0.5
 """A Fold of n rows counts as n to this power: its rows share what they do not state."""
 ITERATIONS = 12
 STEP = 1e-3
+SPREAD_GROUPS = 8
+SPREAD_ITERATIONS = 3
+SMALL_GIB = 4.0
+"""Smaller peaks are those of tests, whose error is that of fixed buffers."""
 
 
 @dataclass(frozen=True)
 class MemoryRuns:
     """n measured peaks, columns of shape (n,).
 
-    ``measured_gib`` is what ``counters`` showed; for rows that ran out of memory it is the capacity
-    of the GPU and ``is_bound`` is True.
+    ``measured_gib`` is what ``counters`` showed. ``bound`` is 0 there; it is 1 for rows that ran
+    out of memory and -1 for rows that ran and state no peak: their need is above, or below, the
+    capacity of the GPU, which ``measured_gib`` then holds. ``fold`` numbers the Folds.
     """
 
     cases: Cases
     counters: Column
     measured_gib: Column
-    is_bound: Column
+    bound: Column
     weight: Column
+    fold: Column
     stack_names: Column
 
     @classmethod
     def of(cls, tables: Sequence[RunTable]) -> MemoryRuns:
-        """The rows of all tables that state a peak, or OOM, and their recomputation."""
+        """The usable rows of all tables."""
         tables = [usable(table) for table in tables]
         workloads = [workload for table in tables for workload in table.workloads]
         clusters = [cluster for table in tables for cluster in table.clusters]
@@ -75,29 +81,31 @@ class MemoryRuns:
         oom = np.concatenate([table.out_of_memory for table in tables])
         peak = np.concatenate([table.peak_memory_gib for table in tables])
         counters = np.concatenate([table.memory_counter.astype(str) for table in tables])
+        stated = np.isfinite(peak)
         capacity = np.array([cluster.gpu.hbm_gib.value for cluster in clusters])
         folds = np.concatenate([table.fold.astype(str) for table in tables])
         _, fold, size = np.unique(folds, return_inverse=True, return_counts=True)
         return cls(
             cases=Cases.of_runs(config, workloads, clusters, stacks),
-            counters=np.where(oom, "device", counters),
-            measured_gib=np.where(oom, capacity, peak),
-            is_bound=oom,
+            counters=np.where(stated & ~oom, counters, "device"),
+            measured_gib=np.where(stated & ~oom, peak, capacity),
+            bound=np.where(oom, 1, np.where(stated, 0, -1)),
             weight=size[fold] ** (FOLD_POWER - 1.0),
+            fold=fold,
             stack_names=np.array([stack.framework_name for stack in stacks], dtype=object),
         )
 
     def take(self, rows: Any) -> MemoryRuns:
         """The selected rows."""
-        columns = ("counters", "measured_gib", "is_bound", "weight", "stack_names")
+        columns = ("counters", "measured_gib", "bound", "weight", "fold", "stack_names")
         picked = {name: getattr(self, name)[rows] for name in columns}
         return MemoryRuns(cases=self.cases.take(rows), **picked)
 
 
 def usable(table: RunTable) -> RunTable:
-    """The rows that state a peak, or OOM, and their recomputation."""
-    stated = np.isfinite(table.peak_memory_gib) | table.out_of_memory
-    return table.take(stated & ~table.recompute_unknown)
+    """The rows that state a peak, OOM or throughput, and their recomputation."""
+    told = np.isfinite(table.peak_memory_gib) | np.isfinite(table.tokens_per_s_per_gpu)
+    return table.take((told | table.out_of_memory) & ~table.recompute_unknown)
 
 
 def fit_memory(
@@ -175,14 +183,15 @@ def _posterior_mode(
     for _ in range(iterations):
         base = _log_reading(runs, held, names, point)
         residual = target - base
-        residual = np.where(runs.is_bound, np.maximum(residual, 0.0), residual)
+        residual = np.where(runs.bound > 0, np.maximum(residual, 0.0), residual)
+        residual = np.where(runs.bound < 0, np.minimum(residual, 0.0), residual)
         weight = runs.weight / (row_sd**2 + (residual / ROBUST_AT) ** 2)
         jacobian = np.empty((len(base), len(names)))
         for place in range(len(names)):
             moved = point.copy()
             moved[place] += STEP
             jacobian[:, place] = (_log_reading(runs, held, names, moved) - base) / STEP
-        jacobian[runs.is_bound & (residual == 0.0)] = 0.0
+        jacobian[(runs.bound != 0) & (residual == 0.0)] = 0.0
         hessian = jacobian.T @ (weight[:, None] * jacobian) + np.diag(sd**-2)
         gradient = jacobian.T @ (weight * residual) - (point - centre) / sd**2
         step = np.linalg.solve(hessian, gradient)
@@ -192,6 +201,34 @@ def _posterior_mode(
         if np.max(np.abs(step / sd)) < 1e-3:
             break
     return point, np.sqrt(np.diag(np.linalg.inv(hessian)))
+
+
+def with_spread(runs: MemoryRuns, learned: ConstantFile) -> ConstantFile:
+    """The constants with ``log_sd`` of each vendor: the error on Folds that the fit did not see.
+
+    Folds are left out in groups, the constants learned again without them. The error that two
+    thirds of the rows stay within stands for the standard deviation, which outliers would swamp.
+    """
+    error = np.full(len(runs.measured_gib), np.nan)
+    for group in range(SPREAD_GROUPS):
+        out = runs.fold % SPREAD_GROUPS == group
+        without = fit_memory(
+            runs.take(~out), learned, from_prior=False, iterations=SPREAD_ITERATIONS
+        )
+        unseen = runs.take(out)
+        constants = MemoryConstants.from_values(without.values())
+        reading = counter_reading(unseen.cases, unseen.counters, constants)
+        error[out] = np.abs(np.log(unseen.measured_gib / reading))
+    measured = (runs.bound == 0) & (runs.measured_gib > SMALL_GIB)
+    is_amd = np.broadcast_to(runs.cases.cluster.is_amd, measured.shape)
+    spreads = dict(learned.constants)
+    for vendor, rows in (("nvidia", measured & ~is_amd), ("amd", measured & is_amd)):
+        known = spreads[f"log_sd/{vendor}"]
+        value = float(np.quantile(error[rows], 0.683)) if rows.any() else known.value
+        spreads[f"log_sd/{vendor}"] = known.model_copy(
+            update={"value": float(f"{value:.3g}"), "kind": "fitted"}
+        )
+    return learned.model_copy(update={"constants": spreads})
 
 
 def read_tables(folder: Path) -> list[RunTable]:
@@ -206,9 +243,8 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, required=True, help="folder of the run tables")
     parser.add_argument("--out", type=Path, default=CONSTANTS_FILE)
     chosen = parser.parse_args()
-    learned = fit_memory(
-        MemoryRuns.of(read_tables(chosen.measured)), read_constants(CONSTANTS_FILE)
-    )
+    runs = MemoryRuns.of(read_tables(chosen.measured))
+    learned = with_spread(runs, fit_memory(runs, read_constants(CONSTANTS_FILE)))
     digest = hashlib.sha256()
     for name in TABLES:
         digest.update((chosen.measured / name).read_bytes())

@@ -23,6 +23,8 @@ Column = NDArray[Any]
 COMPUTE_BYTES = 2.0
 """Bytes of a weight that takes part in GEMMs; a frozen base has no more (4-bit: less)."""
 
+FP8_BYTES = 1.0
+
 
 class StageParameters(NamedTuple):
     """Parameters of one GPU of each stage, (n, k): after TP and EP, before data parallelism."""
@@ -156,7 +158,9 @@ def state_bytes(
     if np.any(is_lora):
         adapters = _adapter_parameters(cases, parameters)
         lora = column(is_lora)
-        frozen = held * np.minimum(trained_weights, COMPUTE_BYTES)
+        # A frozen base is held in the format of its GEMMs.
+        base_bytes = np.where(is_fp8, FP8_BYTES, COMPUTE_BYTES)
+        frozen = held * np.minimum(trained_weights, column(base_bytes))
         weights = np.where(lora, frozen + adapters * trained_weights, weights)
         gradients = np.where(lora, adapters * column(s.gradient_bytes), gradients)
         optimizer = np.where(lora, adapters * column(s.optimizer_bytes * on_device), optimizer)

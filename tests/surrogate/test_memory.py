@@ -39,6 +39,7 @@ COMPONENTS = (
     "buffers_gib",
     "overhead_gib",
 )
+ROUNDING = 1e-12
 MODELS = (LLAMA_8B, MIXTRAL_8X22B, DEEPSEEK_V3)
 
 configs = st.builds(
@@ -117,12 +118,12 @@ def test_memory_grows_with_the_microbatch_and_the_sequence(
             memory(study(model, config.changed(mbs=size), num_gpus=1024, global_batch_size=65536))
             for size in (mbs, 2 * mbs)
         )
-        assert large.device_gib[0] >= small.device_gib[0]
+        assert large.device_gib[0] >= small.device_gib[0] * (1 - ROUNDING)
         short, long = (
             memory(study(model, config, num_gpus=1024, seq_len=s, global_batch_size=65536))
             for s in (4096, 8192)
         )
-        assert long.device_gib[0] >= short.device_gib[0]
+        assert long.device_gib[0] >= short.device_gib[0] * (1 - ROUNDING)
 
 
 def test_chunks_do_not_change_the_answer() -> None:
