@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surrogate.cases import Cases
-from surrogate.memory import memory
-from surrogate.projection import MEMORY_LOG_SD
+from surrogate.memory import memory, memory_log_sd
 from surrogate.step_time import step_time
 from surrogate.time_constants import RateDesign, TimeConstants, prior_of
 
@@ -37,13 +36,13 @@ def win_probability(cases: Cases, draws: int = DRAWS, seed: int = 0) -> Column:
     centre = np.array([constants.log_values[name] for name in design.names])
     spread = np.array([prior_of(name)[1] for name in design.names])
     residual = np.where(cases.model.num_experts > 0, MOE_RESIDUAL_SD, DENSE_RESIDUAL_SD)
-    device_gib = memory(cases).device_gib
+    device_gib, memory_sd = memory(cases).device_gib, memory_log_sd(cases)
     wins = np.zeros(len(cases))
     for _ in range(draws):
         rates = design.rates(centre + spread * generator.standard_normal(len(centre)))
         log_speed = -np.log(step_time(cases, rates=rates).step_time_s)
         log_speed += residual * generator.standard_normal(len(cases))
-        held = device_gib * np.exp(MEMORY_LOG_SD * generator.standard_normal())
+        held = device_gib * np.exp(memory_sd * generator.standard_normal())
         log_speed[held > cases.cluster.hbm_gib] = -np.inf
         winner = int(np.argmax(log_speed))
         wins[winner] += np.isfinite(log_speed[winner])

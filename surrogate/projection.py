@@ -12,7 +12,7 @@ from specs.choices import Precision
 from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
 from surrogate.cases import Cases, Column
-from surrogate.memory import fit_probability, memory, memory_by_stage
+from surrogate.memory import fit_probability, memory, memory_by_stage, memory_log_sd
 from surrogate.step_time import StepTime, step_time
 from surrogate.time_constants import TimeConstants
 
@@ -21,9 +21,6 @@ CHUNK_ROWS = 1 << 13
 
 DENSE_LOG_SD, MOE_LOG_SD = 0.10, 0.27
 """Spread of log(measured / projected) of the physics on Folds left out, dense and MoE models."""
-
-MEMORY_LOG_SD = 0.05
-"""Spread of log(measured / projected) memory on Folds left out."""
 
 _TWO_SIDED_90 = 1.645
 
@@ -134,7 +131,9 @@ def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Pr
         device_gib=held.device_gib,
         reserved_gib=held.reserved_gib,
         allocated_gib=held.allocated_gib,
-        fit_probability=fit_probability(held.device_gib, cases.cluster.hbm_gib, MEMORY_LOG_SD),
+        fit_probability=fit_probability(
+            held.device_gib, cases.cluster.hbm_gib, memory_log_sd(cases)
+        ),
         trust=learned.trust,
     )
 
