@@ -80,16 +80,37 @@ def step_time(
     if rates is None:
         constants = constants or TimeConstants.shipped()
         rates = constants.rates(cases)
+    stages = stage_columns(cases) if stages is None else stages
+    return _Step(_rows(cases, constants, rates, stages)).result(breakdown)
+
+
+def stage_times(
+    cases: Cases, constants: TimeConstants | None = None
+) -> tuple[Column, Column, Column]:
+    """Seconds of forward, input gradient and weight gradient of one microbatch, shape (n, pp).
+
+    Columns are pipeline stages in rank order; what is recomputed counts as input gradient. These
+    are the times that ``simulation.simulate`` draws a timetable from.
+    """
+    constants = constants or TimeConstants.shipped()
+    stages = stage_columns(cases, every_stage=True)
+    step = _Step(_rows(cases, constants, constants.rates(cases), stages))
+    return step.forward, step.backward, step.weight
+
+
+def _rows(
+    cases: Cases, constants: TimeConstants | None, rates: TimeRates, stages: StageColumns
+) -> _Rows:
+    """What the rows of a table share."""
     layers, layer_row = _layers(cases, constants, rates)
-    rows = _Rows(
+    return _Rows(
         cases=cases,
         rates=rates,
         network=Network.of(cases.cluster, rates),
         layers=layers,
         layer_row=layer_row,
-        stages=stage_columns(cases) if stages is None else stages,
+        stages=stages,
     )
-    return _Step(rows).result(breakdown)
 
 
 def _layers(
