@@ -3,13 +3,15 @@
 The file maps a model name to its dimensions: num_layers, hidden_size, ffn_hidden_size,
 num_attention_heads, num_query_groups, head_dim, vocab_size, tied_embeddings, gated_mlp, attention,
 mla{}, num_experts, moe_topk, moe_ffn_hidden_size, shared_expert_ffn, dense_layers, mtp_layers.
-What the format has no field for (biases, norms, windows, which layers are MoE) and what a file
-leaves null comes from the catalog's model of the same name where its stated dimensions agree.
+Any other field of ``Model`` (biases, norms, windows, which layers are MoE) is read where an entry
+states it; it and what a file leaves null comes from the catalog's model of the same name else,
+where the stated dimensions agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,14 @@ _REQUIRED = (
 )
 _MOE = ("num_experts", "moe_topk", "moe_ffn_hidden_size")
 _OPTIONAL = ("shared_expert_ffn", "dense_layers", "mtp_layers")
+_DETAILS = (
+    *("linear_bias", "qkv_bias", "attention_output_bias", "qk_norm", "attention_sinks"),
+    *("layer_norm_bias", "norms_per_layer", "learned_positions", "embedding_norm", "dropout"),
+    *("sliding_window", "window_layers", "shared_expert_gate", "moe_layers", "router_bias"),
+    "expert_bias",
+)
 _MLA_NAMES = {"qk_head_dim": "qk_nope_head_dim", "qk_pos_emb_head_dim": "qk_rope_head_dim"}
+_ALWAYS = ("tied_embeddings", "gated_mlp")
 _ATTENTION = (None, "mha", "gqa", "mqa", "mla")
 
 
@@ -74,6 +83,17 @@ def models_json(path: Path) -> ModelsFile:
             raise InputError(f"{path}: {name} holds no fields; write an object of dimensions.")
         _add(file, name, fields)
     return file
+
+
+def models_text(models: Iterable[Model]) -> str:
+    """A ``models.json`` of these models: what is read back equals what was written."""
+    entries = {}
+    for model in models:
+        entry = model.model_dump(exclude={"name"}, exclude_defaults=True)
+        entry |= {key: getattr(model, key) for key in (*_REQUIRED, *_ALWAYS)}
+        kind = "gqa" if model.num_query_groups != model.num_attention_heads else "mha"
+        entries[model.name] = entry | {"attention": "mla" if model.mla else kind}
+    return json.dumps(entries, indent=1, sort_keys=True) + "\n"
 
 
 def _add(file: ModelsFile, name: str, stated: Mapping[str, Any]) -> None:
@@ -130,6 +150,7 @@ def _fields(name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
     fields["tied_embeddings"] = stated.get("tied_embeddings")
     fields["gated_mlp"] = stated.get("gated_mlp")
     fields["source"] = stated.get("source")
+    fields |= {key: stated[key] for key in _DETAILS if stated.get(key) is not None}
     if stated.get("num_experts"):
         fields |= {key: stated.get(key) for key in _MOE}
         if fields["ffn_hidden_size"] is None and not stated.get("dense_layers"):

@@ -327,7 +327,7 @@ def _config(
         schedule=schedule,
         sequence_parallel=sequence_parallel,
         recompute=recompute,
-        recompute_method=_method(recompute, layers),
+        recompute_method=_method(row, recompute, layers),
         recompute_layers=(layers or 1) if recompute is Recompute.FULL else 0,
         recompute_modules=_modules(recompute, modules),
         moe_dispatcher=_choice(
@@ -384,10 +384,12 @@ def _recompute(
     return Recompute.NONE, True
 
 
-def _method(recompute: Recompute, layers: int) -> RecomputeMethod:
-    """Block where more than one layer is stated, else every layer on its own (uniform)."""
+def _method(row: dict[str, str], recompute: Recompute, layers: int) -> RecomputeMethod:
+    """As stated; else block where more than one layer is stated, or every layer on its own."""
     if recompute is not Recompute.FULL:
         return RecomputeMethod.NONE
+    if row.get("recompute_method", "none") != "none":
+        return RecomputeMethod.parse(row["recompute_method"])
     return RecomputeMethod.BLOCK if layers > 1 else RecomputeMethod.UNIFORM
 
 

@@ -17,10 +17,10 @@ from specs.formats.megatron.values import Values
 from specs.stack import Framework, Stack
 from specs.workload import Workload
 
-__all__ = ["arguments", "environment", "megatron_arguments", "read_arguments"]
+__all__ = ["ARGPARSE_DEFAULTS", "arguments", "environment", "megatron_arguments", "read_arguments"]
 
 # Megatron-LM's own argparse defaults where they are not null, off, or what the readers assume.
-_DEFAULTS: dict[str, Any] = {
+ARGPARSE_DEFAULTS: dict[str, Any] = {
     "swiglu": False,
     "add_bias_linear": True,
     "gradient_accumulation_fusion": True,
@@ -71,7 +71,7 @@ def read_arguments(
     Raises:
         InputError: a flag is missing, malformed or not supported.
     """
-    values = Values(_DEFAULTS | from_flags(flags), "Megatron arguments")
+    values = Values(ARGPARSE_DEFAULTS | from_flags(flags), "Megatron arguments")
     model = read_model(values, name)
     workload = Workload(
         model=model,

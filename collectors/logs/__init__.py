@@ -1,0 +1,1 @@
+"""Training logs into measured runs."""

@@ -1,0 +1,1 @@
+"""Profiler traces into operator rows and a breakdown of time."""
