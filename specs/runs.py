@@ -29,11 +29,23 @@ from specs.workload import Workload
 Column = NDArray[Any]
 
 
+RESULT_COLUMNS = (
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "step_time_s",
+    "peak_mem_gb",
+    "memory_counter",
+    "memory_unit",
+)
+"""Columns that say what was measured, not what was run."""
+
+
 class Refusal(NamedTuple):
-    """A row that cannot be used, and the field that is why."""
+    """A row that cannot be used, its place in the file, and the field that is why."""
 
     run_id: str
     reason: str
+    row: int
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,10 @@ def comparison_sets(table: RunTable, smallest: int = 4) -> dict[str, Column]:
 
 
 def read_runs(
-    path: Path, find_model: FindModel = catalog.model, find_gpu: FindGpu = catalog.gpu
+    path: Path,
+    find_model: FindModel = catalog.model,
+    find_gpu: FindGpu = catalog.gpu,
+    with_results: bool = True,
 ) -> RunTable:
     """The rows of a measured-runs CSV.
 
@@ -141,6 +156,7 @@ def read_runs(
         find_model: slug -> Model; raises InputError where it is unknown or unsupported. The
             catalog where not given.
         find_gpu: name -> Gpu; raises InputError where it is unknown.
+        with_results: whether to read what was measured; without, those columns may hold anything.
 
     Raises:
         InputError: the file cannot be read or is no table of runs.
@@ -154,6 +170,9 @@ def read_runs(
             rows = [{k: (v or "").strip() for k, v in raw.items() if k} for raw in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}; give a CSV file of runs.") from None
+    if not with_results:
+        for row in rows:
+            row.update(dict.fromkeys(RESULT_COLUMNS, ""))
     return table_of(rows, find_model, find_gpu)
 
 
@@ -168,7 +187,7 @@ def table_of(rows: list[dict[str, str]], find_model: FindModel, find_gpu: FindGp
         try:
             usable.append(read_row(number, row, find_model, find_gpu, defaults))
         except InputError as error:
-            refused.append(Refusal(run_id, str(error)))
+            refused.append(Refusal(run_id, str(error), number))
     columns = {name: _column([getattr(run, name) for run in usable]) for name in _COLUMNS}
     return RunTable(
         config=ConfigTable.from_configs([run.config for run in usable]),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,8 +34,16 @@ class Corrected:
     trust: Column
 
 
-Correction = Callable[[Cases, StepTime], Corrected]
-"""Learned correction of a projection; the factors multiply tokens/s."""
+class Correction(Protocol):
+    """Learned correction of a projection; the factors multiply tokens/s."""
+
+    def factor(self, cases: Cases, step: StepTime) -> Column:
+        """The factor alone, where neither interval nor trust is asked for, shape (n,)."""
+        ...
+
+    def corrected(self, cases: Cases, step: StepTime) -> Corrected:
+        """Factor, interval and trust of every row."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,34 +61,43 @@ class Projections:
     trust: Column
 
 
-def physics_only(cases: Cases, step: StepTime) -> Corrected:
+class PhysicsOnly:
     """No correction: the spread of the physics on runs that it was not fitted to."""
-    shape = step.step_time_s.shape
-    sd = np.where(cases.model.num_experts > 0, MOE_LOG_SD, DENSE_LOG_SD)
-    return Corrected(
-        factor=np.ones(shape),
-        lo90=np.broadcast_to(np.exp(-_TWO_SIDED_90 * sd), shape),
-        hi90=np.broadcast_to(np.exp(_TWO_SIDED_90 * sd), shape),
-        trust=np.full(shape, "physics", dtype=object),
-    )
+
+    def factor(self, cases: Cases, step: StepTime) -> Column:
+        """Ones."""
+        del cases
+        return np.ones(step.step_time_s.shape)
+
+    def corrected(self, cases: Cases, step: StepTime) -> Corrected:
+        """Ones with the spread of the physics."""
+        shape = step.step_time_s.shape
+        sd = np.where(cases.model.num_experts > 0, MOE_LOG_SD, DENSE_LOG_SD)
+        return Corrected(
+            factor=np.ones(shape),
+            lo90=np.broadcast_to(np.exp(-_TWO_SIDED_90 * sd), shape),
+            hi90=np.broadcast_to(np.exp(_TWO_SIDED_90 * sd), shape),
+            trust=np.full(shape, "physics only", dtype=object),
+        )
 
 
 def project(
     cases: Cases,
     constants: TimeConstants | None = None,
-    correction: Correction = physics_only,
+    correction: Correction | None = None,
 ) -> Projections:
     """Memory and throughput of every row, in chunks.
 
     Args:
         cases: n rows.
-        constants: of the time model; those that ship where not given.
-        correction: residual, calibration and interval.
+        constants: of the time model.
+        correction: residual, calibration and interval; without either, all that was learned from
+            public runs; with constants alone, the physics alone.
 
     Raises:
         InputError: a layout is malformed, or a GPU has no such number format.
     """
-    constants = constants or TimeConstants.shipped()
+    constants, correction = _beliefs(constants, correction)
     starts = range(0, len(cases), CHUNK_ROWS)
     parts = [
         _chunk(cases.take(slice(start, start + CHUNK_ROWS)), constants, correction)
@@ -98,28 +114,39 @@ def project(
 def throughput(
     cases: Cases,
     constants: TimeConstants | None = None,
-    correction: Correction = physics_only,
+    correction: Correction | None = None,
 ) -> Column:
     """The tokens/s/GPU of ``project`` alone, shape (n,), where memory is not asked for."""
-    constants = constants or TimeConstants.shipped()
+    constants, correction = _beliefs(constants, correction)
     speed = np.empty(len(cases))
     for start in range(0, len(cases), CHUNK_ROWS):
         part = cases.take(slice(start, start + CHUNK_ROWS))
         _check_formats(part)
         step = step_time(part, constants)
         tokens = part.workload.seq_len * part.workload.global_batch_size
-        factor = correction(part, step).factor
+        factor = correction.factor(part, step)
         speed[start : start + CHUNK_ROWS] = (
             tokens / part.cluster.num_gpus / step.step_time_s * factor
         )
     return speed
 
 
+def _beliefs(
+    constants: TimeConstants | None, correction: Correction | None
+) -> tuple[TimeConstants, Correction]:
+    """What to project with: all that was learned, unless the caller brings something else."""
+    if constants is None and correction is None:
+        from surrogate.learned import shipped
+
+        return shipped().constants, shipped()
+    return constants or TimeConstants.shipped(), correction or PhysicsOnly()
+
+
 def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Projections:
     """Projections of one chunk."""
     _check_formats(cases)
     step = step_time(cases, constants)
-    learned = correction(cases, step)
+    learned = correction.corrected(cases, step)
     held = memory(cases)
     tokens_per_step = cases.workload.seq_len * cases.workload.global_batch_size
     speed = tokens_per_step / cases.cluster.num_gpus / step.step_time_s * learned.factor
@@ -160,11 +187,11 @@ def projection_json(
     cases: Cases,
     row: int = 0,
     constants: TimeConstants | None = None,
-    correction: Correction = physics_only,
+    correction: Correction | None = None,
 ) -> dict[str, Any]:
     """The projection of one row as the JSON of ``foretune project``."""
     one = cases.take(np.array([row]))
-    constants = constants or TimeConstants.shipped()
+    constants, correction = _beliefs(constants, correction)
     projected = _chunk(one, constants, correction)
     return {
         "config": one.config.config(0).as_labels(),

@@ -9,8 +9,10 @@ from specs.runs import RunTable
 from surrogate.cases import Cases
 from surrogate.memory import memory
 
-FULLEST = 0.99
-"""Share of HBM that a run may fill: real runs are reported at up to 99.7%."""
+FULLEST = 1.3
+"""Projected share of HBM up to which a setting may have been used. Runs that do not say how they
+recompute often offload or rebuild single modules instead: a projection a little over capacity is no
+proof of full recomputation."""
 
 _CANDIDATES = (
     (Recompute.NONE, RecomputeMethod.NONE, RecomputeModules.NONE, 0),

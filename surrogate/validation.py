@@ -7,7 +7,7 @@ learned again without them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,8 +53,8 @@ class Predictor(Protocol):
         """Projections of the rows."""
         ...
 
-    def calibrated(self, runs: RunTable) -> Predictor:
-        """The same, after these measured runs have been taken into account."""
+    def rehearse(self, table: RunTable) -> Callable[[Column, Column], Projected]:
+        """(rows that are known, other rows) -> projections of the others after calibration."""
         ...
 
 
@@ -204,58 +204,89 @@ def leave_out(
     return projected, predictors
 
 
-def calibration_metrics(
+@dataclass(frozen=True)
+class CalibrationDraws:
+    """What is projected after some runs of each Fold were revealed, over seeded draws.
+
+    Columns have one entry a projected row and draw: ``rows`` its place in the table, ``draw`` the
+    number of the draw, ``weight`` one over the rows left in its Fold, so that Folds count equally.
+    """
+
+    rows: Column
+    draw: Column
+    weight: Column
+    projected: Projected
+    folds: int
+    smaller_folds: tuple[str, ...]
+
+
+def calibration_draws(
     table: RunTable,
-    measured: Column,
     predictors: Sequence[tuple[Column, Predictor]],
     runs: int,
     draws: int = 20,
     seed: int = 0,
-) -> dict[str, Any]:
-    """Errors after ``runs`` runs of each Fold are known, over seeded draws, Folds weighted equally.
+) -> CalibrationDraws:
+    """Reveals ``runs`` runs of each Fold, calibrates with them and projects the rest.
 
     Args:
         table: measured rows.
-        measured: shape (n,).
         predictors: (rows, predictor that has not seen them); a Fold must lie within one of them.
         runs: runs of the Fold that are revealed in each draw.
         draws: how often they are drawn.
         seed: of the draws.
-
-    Returns:
-        ``error_metrics`` of the rows not drawn, ``mape_sd`` over the draws, the number of ``folds``
-        and ``smaller_folds``, those with no row left after the draw.
     """
-    truth, weight, drawn_by, parts = [], [], [], []
+    rows_of, draw_of, weight, parts = [], [], [], []
     smaller: list[str] = []
-    fold_count = 0
+    count = 0
     for rows, predictor in predictors:
+        after = predictor.rehearse(table.take(rows))
         fold_of = table.fold[rows]
         for name in dict.fromkeys(fold_of.tolist()):
-            members = rows[fold_of == name]
+            members = np.flatnonzero(fold_of == name)
             if len(members) <= runs:
                 smaller.append(name)
                 continue
-            fold_count += 1
-            generator = np.random.default_rng([seed, fold_count])
+            count += 1
+            generator = np.random.default_rng([seed, count])
             for draw in range(draws):
                 known = generator.permutation(len(members))[:runs]
                 rest = np.delete(members, known)
-                calibrated = predictor.calibrated(table.take(members[known]))
-                parts.append(calibrated.predict(table.take(rest)))
-                truth.append(measured[rest])
+                parts.append(after(members[known], rest))
+                rows_of.append(rows[rest])
                 weight.append(np.full(len(rest), 1.0 / len(rest)))
-                drawn_by.append(np.full(len(rest), draw))
-    if not parts:
-        return {**error_metrics(np.empty(0), Projected.empty(0)), "smaller_folds": smaller}
-    joined = Projected(*(np.concatenate([getattr(p, n) for p in parts]) for n in _PROJECTED))
-    values, weights = np.concatenate(truth), np.concatenate(weight)
-    draw_of = np.concatenate(drawn_by)
-    ape = np.abs(joined.value / values - 1)
-    by_draw = [_mean(ape[draw_of == d], weights[draw_of == d]) for d in range(draws)]
-    result: dict[str, Any] = error_metrics(values, joined, weights)
+                draw_of.append(np.full(len(rest), draw))
+    names = ("value", "lo90", "hi90")
+    empty = [np.empty(0)]
+    joined = Projected(*(np.concatenate([getattr(p, n) for p in parts] or empty) for n in names))
+    return CalibrationDraws(
+        rows=np.concatenate(rows_of or empty).astype(np.int64),
+        draw=np.concatenate(draw_of or empty).astype(np.int64),
+        weight=np.concatenate(weight or empty),
+        projected=joined,
+        folds=count,
+        smaller_folds=tuple(smaller),
+    )
+
+
+def calibration_metrics(measured: Column, drawn: CalibrationDraws) -> dict[str, Any]:
+    """``error_metrics`` after calibration, Folds weighted equally.
+
+    Returns:
+        The metrics with ``mape_sd`` over the draws, the number of ``folds`` and ``draws``, and
+        ``smaller_folds``, those with no row left after the draw.
+    """
+    truth = measured[drawn.rows]
+    result: dict[str, Any] = error_metrics(truth, drawn.projected, drawn.weight)
+    ape = np.abs(drawn.projected.value / truth - 1)
+    by_draw = [
+        _mean(ape[drawn.draw == d], drawn.weight[drawn.draw == d]) for d in np.unique(drawn.draw)
+    ]
     result.update(
-        mape_sd=float(np.std(by_draw)), folds=fold_count, draws=draws, smaller_folds=smaller
+        mape_sd=float(np.std(by_draw)) if by_draw else None,
+        folds=drawn.folds,
+        draws=len(by_draw),
+        smaller_folds=list(drawn.smaller_folds),
     )
     return result
 
@@ -279,9 +310,6 @@ def worst_folds(
             }
         )
     return sorted(found, key=lambda entry: -entry["mape"])[:count]
-
-
-_PROJECTED = ("value", "lo90", "hi90")
 
 
 def _mean(values: Column, weights: Column) -> float:

@@ -1,0 +1,105 @@
+"""Coordinates in which two training runs are alike, so that what one taught says something of the
+other.
+
+All are dimensionless logarithms or classes of the config, the model and the software; no rate of
+the hardware is among them. What is learned over them therefore cannot turn more bandwidth or a
+faster GPU into a slower step: monotonicity is that of the physics.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.choices import MoeDispatcher, Sharding, TrainingKind
+from specs.stack import Framework
+from surrogate.cases import Cases, Column
+
+Floats = NDArray[np.float64]
+
+STRONG, CLEAR, WEAK, FAINT = 0.5, 0.33, 0.12, 0.04
+"""Coordinate scales: two runs one octave apart on a STRONG coordinate are exp(-1/8) alike. The
+class of each coordinate is the rounded optimum of predicting whole Folds, models and publishers
+left out of 1,130 public runs."""
+
+FEATURES = (
+    "tp", "pp", "cp", "ep", "mbs", "seq_len", "microbatches", "gpus", "hidden_size", "depth",
+    "expert_tokens", "tokens", "recompute", "lora", "fused_dispatch", "drops_tokens",
+    "capacity_factor", "vpp", "experts", "fully_sharded", "cuda_graphs", "split_backward",
+)  # fmt: skip
+"""Names of the numeric coordinates, in order; one coordinate a class of software follows."""
+
+CLASSES = {"framework": 0.71, "architecture": 0.25, "gpu": 0.4, "moe": 1.8}
+"""Coordinate length of a class: runs of two classes are exp(-length**2) alike."""
+
+CONFIG_AXES = (
+    "tp", "pp", "cp", "ep", "mbs", "vpp", "recompute", "moe_dispatcher", "sharding", "schedule",
+)  # fmt: skip
+"""Axes of a config that the coordinates depend on."""
+
+_UNROUTED = 12.0
+"""log2 of tokens an expert where there are no experts: as in a large dense GEMM."""
+
+
+def features(cases: Cases) -> Floats:
+    """Numeric coordinates of every row, scaled, shape (n, len(FEATURES))."""
+    config, model, load = cases.config, cases.model, cases.workload
+    moe = model.num_experts > 0
+    tokens = config.mbs * load.seq_len / config.cp
+    routed = tokens * np.maximum(model.moe_topk, 1) * config.ep / config.tp
+    capacity = load.capacity_factor
+    columns = {
+        "tp": STRONG * _log2(config.tp),
+        "pp": WEAK * _log2(config.pp),
+        "cp": FAINT * _log2(config.cp),
+        "ep": STRONG * _log2(config.ep),
+        "mbs": WEAK * _log2(config.mbs),
+        "seq_len": STRONG * _log2(load.seq_len),
+        "microbatches": FAINT * np.clip(_log2(cases.microbatches() / config.pp), -3, 6),
+        "gpus": FAINT * _log2(cases.cluster.num_gpus),
+        "hidden_size": STRONG * _log2(model.hidden_size),
+        "depth": FAINT * _log2(model.num_layers / config.pp),
+        "expert_tokens": STRONG
+        * np.where(moe, _log2(routed / np.maximum(model.num_experts, 1)), _UNROUTED),
+        "tokens": FAINT * _log2(tokens * model.hidden_size / config.tp),
+        "recompute": 0.8 * config.recompute,
+        "lora": STRONG * (load.kind == int(TrainingKind.LORA)),
+        "fused_dispatch": WEAK * (config.moe_dispatcher >= int(MoeDispatcher.DEEPEP)),
+        "drops_tokens": 0.6 * (capacity > 0),
+        "capacity_factor": 0.4 * _log2(np.maximum(capacity, 1.0)),
+        "vpp": CLEAR * _log2(config.vpp),
+        "experts": WEAK * _log2(model.num_experts + 1),
+        "fully_sharded": 1.25 * (config.sharding >= int(Sharding.ZERO3)),
+        "cuda_graphs": 0.85 * cases.stack.cuda_graphs,
+        "split_backward": FAINT * _splits(cases),
+    }
+    rows = [np.broadcast_to(columns[name], (len(cases),)) for name in FEATURES]
+    return np.column_stack(rows).astype(np.float64)
+
+
+def classes(cases: Cases) -> dict[str, Column]:
+    """Software and hardware class of every row as text, shape (n,), by the names of CLASSES."""
+    size = (len(cases),)
+    frameworks = np.array([Framework(s.framework).name for s in cases.stacks], dtype=object)
+    architectures = np.array([gpu.architecture for gpu in cases.gpus], dtype=object)
+    gpus = np.array([gpu.name for gpu in cases.gpus], dtype=object)
+    moe = np.where(cases.model.num_experts > 0, "moe", "dense").astype(object)
+    return {
+        "framework": np.broadcast_to(frameworks[cases.stack_index], size),
+        "architecture": np.broadcast_to(architectures[cases.cluster.gpu], size),
+        "gpu": np.broadcast_to(gpus[cases.cluster.gpu], size),
+        "moe": np.broadcast_to(moe, size),
+    }
+
+
+def _splits(cases: Cases) -> Column:
+    """Whether the schedule splits the backward pass, per row."""
+    from specs.choices import SPLIT_SCHEDULES
+
+    split: Column = np.isin(cases.config.schedule, [int(s) for s in SPLIT_SCHEDULES])
+    return split
+
+
+def _log2(values: Column) -> Column:
+    logarithm: Column = np.log2(np.maximum(values, 1e-3))
+    return logarithm

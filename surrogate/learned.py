@@ -1,0 +1,239 @@
+"""Everything that was learned, composed: constants, residual, calibration and intervals.
+
+A ``Learned`` is the correction that ``projection.project`` takes; ``shipped()`` is what the package
+learned from public runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from specs.errors import InputError
+from specs.runs import RunTable
+from surrogate.calibration import Calibration, Offset, labels_of
+from surrogate.cases import Cases, Column
+from surrogate.constants import ConstantFile, write_json
+from surrogate.projection import Corrected, project
+from surrogate.residual import DENSE_NOISE_SD, Prediction, Residual, signal_sd
+from surrogate.run_cases import cases_of
+from surrogate.step_time import StepTime, step_time
+from surrogate.time_constants import RateDesign, TimeConstants, nudged
+from surrogate.uncertainty import Intervals, correlated_draws, trust_grades
+from surrogate.validation import Projected
+
+Floats = NDArray[np.float64]
+
+STEP = 1e-3
+FOLD_SD = 0.02
+"""Sd that every Fold has of its own, dense, beyond what like runs say of it."""
+SHIPPED = Path(__file__).parent / "data" / "learned.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Constants of the physics, their posterior sd in log space, and what corrects them."""
+
+    constants: TimeConstants
+    posterior_sd: Mapping[str, float]
+    residual: Residual
+    intervals: Intervals
+    calibration: Calibration
+
+    @classmethod
+    def nothing(cls) -> Learned:
+        """Priors alone: data sheets, kernel profiles and general knowledge."""
+        calibration = Calibration.nothing(fitted_to_runs=False)
+        constants = TimeConstants.of_priors()
+        return cls(constants, {}, Residual.nothing(), Intervals.gaussian(), calibration)
+
+    def factor(self, cases: Cases, step: StepTime) -> Floats:
+        """Factor on the tokens/s that ``step`` (made with ``constants``) implies, shape (n,)."""
+        like = self.residual.predict(cases, with_sd=False)
+        offset = self.calibration.offset(cases)
+        factor: Floats = np.exp(like.mean + offset.mean + self._moved_constants(cases, step))
+        return factor
+
+    def corrected(self, cases: Cases, step: StepTime) -> Corrected:
+        """``factor`` with its 90% interval and trust."""
+        like = self.residual.predict(cases)
+        offset = self.calibration.offset(cases)
+        log_factor = like.mean + offset.mean + self._moved_constants(cases, step)
+        moe = np.broadcast_to(cases.model.num_experts > 0, log_factor.shape)
+        half = self.intervals.half_width(spread(like, offset), moe, offset.calibrated)
+        explained = 1.0 - np.square(like.sd / signal_sd(moe))
+        return Corrected(
+            factor=np.exp(log_factor),
+            lo90=np.exp(log_factor - half),
+            hi90=np.exp(log_factor + half),
+            trust=trust_grades(explained, len(self.residual), offset.calibrated, offset.measured),
+        )
+
+    def _moved_constants(self, cases: Cases, step: StepTime) -> Floats:
+        """Log gain of tokens/s where constants are calibrated for a GPU and framework."""
+        gain = np.zeros(len(cases))
+        if not len(self.calibration):
+            return gain
+        labels = labels_of(cases)
+        for gpu, framework in dict.fromkeys(zip(labels["gpu"], labels["framework"], strict=True)):
+            factors = self.calibration.constant_factors(gpu, framework)
+            if factors:
+                here = (labels["gpu"] == gpu) & (labels["framework"] == framework)
+                rows = np.flatnonzero(here)
+                moved = step_time(cases.take(rows), self.constants.changed(factors))
+                gain[rows] = np.log(step.step_time_s[rows] / moved.step_time_s)
+        return gain
+
+    def predict(self, table: RunTable) -> Projected:
+        """Tokens/s/GPU of the rows of a table of runs."""
+        found = project(cases_of(table), self.constants, self)
+        return Projected(found.tokens_per_s_per_gpu, found.lo90, found.hi90)
+
+    def calibrated(self, runs: RunTable) -> Learned:
+        """The same after these measured runs; runs without measured throughput say nothing."""
+        known = runs.take(np.isfinite(runs.tokens_per_s_per_gpu))
+        if not len(known):
+            return self
+        cases = cases_of(known)
+        errors = self._errors(cases, known)
+        run_ids = tuple(map(str, known.run_id))
+        calibration = self.calibration.with_runs(cases, errors, self.constants, run_ids)
+        return replace(self, calibration=calibration)
+
+    def _errors(self, cases: Cases, runs: RunTable) -> Floats:
+        """log(measured / projected) of runs, calibration and its bias aside, shape (n,)."""
+        plain = replace(self, calibration=Calibration.nothing())
+        projected = project(cases, plain.constants, plain).tokens_per_s_per_gpu
+        errors: Floats = np.log(runs.tokens_per_s_per_gpu / projected)
+        return errors
+
+    def rehearse(self, table: RunTable) -> Callable[[Column, Column], Projected]:
+        """Calibration played through on measured runs: (known rows, other rows) -> projections.
+
+        Everything that does not depend on which runs are known is computed once. Constants move to
+        first order, which is exact to a few per mille.
+        """
+        cases = cases_of(table)
+        errors = self._errors(cases, table)
+        run_ids = tuple(map(str, np.arange(len(table))))
+        rehearsal = self.calibration.rehearsal(cases, errors, self.constants, run_ids)
+        like = self.residual.predict(cases)
+        log_base = np.log(table.tokens_per_s_per_gpu) - errors
+
+        def after(known: Column, rest: Column) -> Projected:
+            offset = rehearsal.after(known, rest)
+            seen = Prediction(like.mean[rest], like.sd[rest], like.noise_sd[rest])
+            half = self.intervals.half_width(
+                spread(seen, offset), table.is_moe[rest], offset.calibrated
+            )
+            log_speed = log_base[rest] + offset.mean
+            return Projected(np.exp(log_speed), np.exp(log_speed - half), np.exp(log_speed + half))
+
+        return after
+
+    def joint_draws(self, cases: Cases, draws: int, seed: int = 0) -> Floats:
+        """Joint draws of log tokens/s/GPU of a few candidates, shape (draws, n).
+
+        Constants, residual and key offset are drawn once for all candidates, so that what they have
+        in common cancels in a comparison; the scatter of single runs is drawn for each. The spread
+        is scaled as the intervals are.
+        """
+        found = project(cases, self.constants, self)
+        centre = np.log(found.tokens_per_s_per_gpu)
+        moe = np.broadcast_to(cases.model.num_experts > 0, centre.shape)
+        like, offset = self.residual.predict(cases), self.calibration.offset(cases)
+        slopes = self._slopes(cases)
+        covariance = slopes @ slopes.T + self.residual.posterior_covariance(cases)
+        covariance += np.outer(offset.sd, offset.sd)
+        covariance += np.diag(np.square(like.noise_sd))
+        half = self.intervals.half_width(spread(like, offset), moe, offset.calibrated)
+        wanted = half / 1.645
+        scale = wanted / np.sqrt(np.diag(covariance))
+        scaled = covariance * np.outer(scale, scale)
+        return centre + correlated_draws(scaled, draws, np.random.default_rng(seed))
+
+    def _slopes(self, cases: Cases) -> Floats:
+        """Derivative of log tokens/s by each constant times its posterior sd, shape (n, c)."""
+        design = RateDesign(cases, only=self.constants.log_values)  # type: ignore[arg-type]
+        rates = self.constants.rates(cases)
+        base = np.log(step_time(cases, rates=rates).step_time_s)
+        slopes = np.zeros((len(base), len(design.names)))
+        by_column: dict[str, Floats] = {}
+        for column, position, rows in design.uses():
+            if column not in by_column:
+                moved = step_time(cases, rates=nudged(rates, column, np.exp(STEP)))
+                by_column[column] = (base - np.log(moved.step_time_s)) / STEP
+            slopes[:, position] += np.where(rows, by_column[column], 0.0)
+        sd = np.array([self.posterior_sd.get(name, 0.0) for name in design.names])
+        scaled: Floats = slopes * sd
+        return scaled
+
+
+def spread(like: Prediction, offset: Offset) -> Floats:
+    """Sd of the log error of a run, shape (n,).
+
+    Scatter stays whatever is known; what like runs leave open shrinks by the share of the key's own
+    variance that its measured runs explain.
+    """
+    unknown = np.square(like.sd) + np.square(FOLD_SD * like.noise_sd / DENSE_NOISE_SD)
+    total: Floats = np.sqrt(np.square(like.noise_sd) + unknown * offset.open_share)
+    return total
+
+
+def read_learned(path: Path) -> Learned:
+    """What was learned, from its file.
+
+    Raises:
+        InputError: the file is missing, no JSON, or of another version.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; learn again.") from None
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"{path} is of another version; learn again.")
+    try:
+        constants = ConstantFile.model_validate(content["constants"])
+        facts, widths = content["residual"], content["intervals"]
+    except (KeyError, ValidationError):
+        raise InputError(f"{path} is incomplete; learn again.") from None
+    sd = {name: constant.posterior_sd for name, constant in constants.constants.items()}
+    return Learned(
+        constants=TimeConstants.of_file(constants),
+        posterior_sd={name: value for name, value in sd.items() if value is not None},
+        residual=Residual.from_json(facts),
+        intervals=Intervals.from_json(widths),
+        calibration=Calibration.nothing(),
+    )
+
+
+def write_learned(
+    path: Path, learned: Learned, fitted_on: str, data_hash: str, metrics: Mapping[str, Any]
+) -> None:
+    """Writes what was learned with the hash of the runs and the errors on Folds left out."""
+    constants = learned.constants.as_file(learned.posterior_sd, fitted_on, data_hash)
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "fitted_on": fitted_on,
+        "data_hash": data_hash,
+        "metrics": dict(metrics),
+        "constants": constants.model_dump(),
+        "intervals": learned.intervals.as_json(),
+        "residual": learned.residual.as_json(),
+    }
+    write_json(path, content)
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Learned:
+    """What the package learned from public runs."""
+    return read_learned(SHIPPED)
