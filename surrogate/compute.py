@@ -7,7 +7,7 @@ time, up to the traffic of gradient accumulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,18 @@ from surrogate.communication import (
     dispatch_s,
     ring_step_s,
 )
+from surrogate.kernel_columns import attention_constants, gemm_constants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import group
+from surrogate.utilisation import GemmConstants, attention_forward_time_s, gemm_time_s
 
 PARTS = ("gemm", "expert_gemm", "attention", "elementwise", "host", "tp", "cp", "ep")
 """What the time of a layer is made of; the last three are exposed communication."""
 _GEMM, _EXPERT, _ATTENTION, _ELEMENTWISE, _HOST, _TP, _CP, _EP = range(len(PARTS))
 _COMPUTE = slice(_GEMM, _HOST)
+
+_EDGE = 100.0
+"""Elements of a GEMM side that cost as much as filling and draining its tiles."""
 
 BYTES = 2
 """Bytes of an activation element (bf16 or fp16)."""
@@ -103,12 +108,18 @@ class _Operators:
         precision = config.precision
         self.is_fp8 = (precision >= int(Precision.FP8)) & (precision <= int(Precision.MXFP8))
         self.is_fp4 = precision >= int(Precision.NVFP4)
-        low = np.where(self.is_fp4, cluster.peak_fp4_flops, cluster.peak_fp8_flops)
-        is_16bit = precision <= int(Precision.FP16)
-        peak = np.where(is_16bit, cluster.peak_bf16_flops, low)
-        peak = np.where(precision == int(Precision.FP32), cluster.peak_fp32_flops, peak)
         efficiency = rates.stack_efficiency
-        self.gemm_rate = peak * np.minimum(rates.gemm_utilisation * efficiency, 1.0)
+        self.kernels = _slowed(
+            gemm_constants(cases, precision), rates.gemm_utilisation * efficiency
+        )
+        self.kernels_16bit = _slowed(
+            gemm_constants(cases, np.zeros_like(cases.cluster.gpu)),
+            rates.gemm_utilisation_16bit * efficiency,
+        )
+        attention = attention_constants(cases)
+        reached = attention.utilisation_max * rates.attention_utilisation * efficiency
+        self.attention = replace(attention, utilisation_max=np.minimum(reached, 1.0))
+        self.gemm_rate = self.kernels.peak_flops * self.kernels.utilisation_max
         self.flops_16bit = cluster.peak_bf16_flops * np.minimum(efficiency, 1.0)
         self.is_lora = cases.workload.kind == int(TrainingKind.LORA)
         self.gradient_traffic = 2.0 * cases.stack.gradient_bytes / self.hbm
@@ -119,23 +130,14 @@ class _Operators:
     def rows(self) -> int:
         return len(self.config)
 
-    def gemm_s(self, m: Any, n: Any, k: Any, rate: Any = None) -> Column:
-        """Time of C[m, n] = A[m, k] B[k, n]."""
-        rate = self.gemm_rate if rate is None else rate
-        edges = 1.0 + self.rates.gemm_tile * (1.0 / m + 1.0 / n + 1.0 / k)
-        compute = m * n * k * edges * (2.0 / rate)
-        memory = (m * k + n * k + m * n) * (BYTES / self.hbm)
-        result: Column = np.maximum(compute, memory) + self.rates.gemm_latency
-        return result
-
-    def linear(self, m: Any, n: Any, k: Any, rate: Any = None) -> Block:
-        """A linear layer: one GEMM forward, two backward, and the gradient accumulation."""
+    def linear(self, m: Any, n: Any, k: Any, kernels: GemmConstants | None = None) -> Block:
+        """A linear layer C[m, n] = A[m, k] B[k, n]: a GEMM forward, two backward, accumulation."""
+        kernels = kernels or self.kernels
         block = Block.zero(self.rows())
-        time = self.gemm_s(m, n, k, rate)
-        block.forward[_GEMM] = block.input_gradient[_GEMM] = time
-        block.weight_gradient[_GEMM] = np.where(
-            self.is_lora, 0.0, time + n * k * self.gradient_traffic
-        )
+        block.forward[_GEMM] = gemm_time_s(m, n, k, kernels, quantise=False)
+        block.input_gradient[_GEMM] = gemm_time_s(m, k, n, kernels, quantise=False)
+        weight = gemm_time_s(n, k, m, kernels, quantise=False) + n * k * self.gradient_traffic
+        block.weight_gradient[_GEMM] = np.where(self.is_lora, 0.0, weight)
         return block
 
     def moved(self, forward: Any, backward: Any) -> Block:
@@ -153,6 +155,11 @@ class _Operators:
         block.forward[_ELEMENTWISE] = forward * cost
         block.input_gradient[_ELEMENTWISE] = backward * cost
         return block
+
+
+def _slowed(kernels: GemmConstants, factor: Any) -> GemmConstants:
+    """The kernels at a share of their rate, never above the peak."""
+    return replace(kernels, utilisation_max=np.minimum(kernels.utilisation_max * factor, 1.0))
 
 
 def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
@@ -252,36 +259,25 @@ def _latent_linear(op: _Operators) -> Block:
     return block + op.moved(tokens * copies, tokens * 1.5 * copies)
 
 
-def mean_keys(seq: Any, window: Any) -> Column:
-    """Mean keys that a query of a causal sequence sees; window 0 is full attention."""
-    limit = np.where(window > 0, np.minimum(window, seq), seq)
-    keys: Column = limit - limit * (limit - 1.0) / (2.0 * seq)
-    return keys
-
-
 def _core_attention(op: _Operators, window: Any) -> Block:
     """Softmax attention: fused (FlashAttention) or written out to HBM."""
     model, rates = op.model, op.rates
-    whole_seq = op.cases.workload.seq_len
-    keys = mean_keys(whole_seq, window)
+    seq = op.cases.workload.seq_len
     heads = model.num_attention_heads / op.tp
     query_dim = np.where(
         model.is_mla, model.qk_nope_head_dim + model.qk_rope_head_dim, model.head_dim
     )
-    dims = query_dim + model.v_head_dim
+    groups = np.where(model.is_mla, model.num_attention_heads, model.num_query_groups) / op.tp
     flash = op.cases.stack.flash_attention
-    seen = np.where(flash, keys, whole_seq)
-    flops = 2.0 * op.tokens * seen * heads * dims
-    # Long runs of keys amortise the prologue of a tile; ring attention cuts them into chunks.
-    run = np.minimum(seen, np.where(op.config.cp > 1, op.seq / 2, seen))
-    length = run / (run + 0.5 * rates.attention_half_length)
-    depth = dims / (dims + 2 * rates.attention_half_dim) * (1 + rates.attention_half_dim / 128)
-    fused_rate = op.flops_16bit * np.minimum(rates.attention_utilisation * length * depth, 1.0)
-    written = op.flops_16bit * 0.5
-    forward = flops / np.where(flash, fused_rate, written)
-    forward = forward * np.where(op.config.cp > 1, rates.cp_imbalance, 1.0)
+    # Context parallelism splits the work of the whole sequence evenly, at a lower occupancy.
+    split = np.where(op.config.cp > 1, rates.cp_imbalance, 1.0) / op.config.cp
+    fused = attention_forward_time_s(
+        op.config.mbs, seq, seq, heads, groups, query_dim, model.v_head_dim, op.attention, window
+    )
+    flops = 2.0 * op.tokens * seq * heads * (query_dim + model.v_head_dim)
+    forward = np.where(flash, fused * split, flops / (0.5 * op.flops_16bit))
     # Scores in 16 bit: written, read and rewritten by the fused softmax, read; dropout adds a pass.
-    scores = np.where(flash, 0.0, op.tokens * seen * heads * (BYTES / op.hbm))
+    scores = np.where(flash, 0.0, op.tokens * seq * heads * (BYTES / op.hbm))
     scores = scores * rates.unfused_passes
     backward = forward * np.where(flash, rates.attention_backward, 2.0)
     dropout = np.where(model.dropout, 1.5, 0.0)
@@ -386,7 +382,7 @@ def _experts(op: _Operators) -> Block:
     local = num_experts / config.ep
     per_expert = rows / local
     block = _grouped_gemms(op, rows, per_expert, local, up, ffn, padded)
-    router = op.linear(own, num_experts, hidden, op.flops_16bit * rates.gemm_utilisation)
+    router = op.linear(own, num_experts, hidden, op.kernels_16bit)
     block += router + op.moved(own * num_experts * 8.0, own * num_experts * 8.0)
     sorted_again = np.where(config.moe_dispatcher >= int(MoeDispatcher.DEEPEP), 4.0, 8.0)
     permuted = rates.permute_passes * sorted_again * rows * hidden
@@ -407,13 +403,13 @@ def _grouped_gemms(
     """
     rates, hidden = op.rates, op.model.hidden_size
     share = np.where(padded, 1.0, rates.grouped_utilisation)
-    padding = 1.0 + np.where(padded, rates.gemm_tile, rates.grouped_padding) / per_expert
-    edges = 1.0 + rates.gemm_tile * (1.0 / hidden + 1.0 / ffn)
+    padding = 1.0 + np.where(padded, _EDGE, rates.grouped_padding) / per_expert
+    edges = 1.0 + _EDGE * (1.0 / hidden + 1.0 / ffn)
     rate = op.gemm_rate * share / (padding * edges)
     weights = local * hidden * (up + ffn)
     compute = 2.0 * rows * hidden * (up + ffn) / rate
     traffic = (weights + rows * (2 * hidden + up + ffn)) * (BYTES / op.hbm)
-    once = np.maximum(compute, traffic) + 2.0 * rates.gemm_latency
+    once = np.maximum(compute, traffic) + 2.0 * op.kernels.latency_s
     block = Block.zero(op.rows())
     block.forward[_EXPERT] = block.input_gradient[_EXPERT] = once
     block.weight_gradient[_EXPERT] = np.where(op.is_lora, 0.0, once + weights * op.gradient_traffic)
@@ -532,8 +528,7 @@ def _output(op: _Operators) -> Block:
     """Output layer (16 bit in every recipe) and the vocabulary-parallel cross-entropy."""
     model, tokens = op.model, op.tokens
     vocab = model.vocab_size / op.tp
-    rate = op.flops_16bit * np.minimum(op.rates.gemm_utilisation_16bit, 1.0)
-    block = op.linear(tokens, vocab, model.hidden_size, rate)
+    block = op.linear(tokens, vocab, model.hidden_size, op.kernels_16bit)
     fused = op.config.cross_entropy_fusion
     logits = tokens * vocab * op.rates.logits_passes
     return block + op.moved(np.where(fused, 4.0, 8.0) * logits, np.where(fused, 3.0, 5.0) * logits)

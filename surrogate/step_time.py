@@ -8,6 +8,7 @@ distinct value and gathered.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,18 @@ class StepTime:
 
 
 @dataclass(frozen=True)
+class LayerTable:
+    """Times of distinct layers, and which of them every row has, shape (n,)."""
+
+    times: LayerTimes
+    row: Column
+
+    def take(self, rows: Any) -> LayerTable:
+        """The layers of some rows."""
+        return LayerTable(self.times, self.row[rows])
+
+
+@dataclass(frozen=True)
 class _Rows:
     """What the rows of a table share: cases, constants, layer times and stages."""
 
@@ -52,7 +65,7 @@ class _Rows:
     rates: TimeRates
     network: Network
     layers: LayerTimes
-    layer_row: Column | slice
+    layer_row: Column
     stages: StageColumns
 
     def total(self, parts: Column) -> Column:
@@ -67,6 +80,7 @@ def step_time(
     breakdown: bool = False,
     rates: TimeRates | None = None,
     stages: StageColumns | None = None,
+    layers: LayerTable | None = None,
 ) -> StepTime:
     """Step time of every row.
 
@@ -76,12 +90,15 @@ def step_time(
         breakdown: whether to split the time by BREAKDOWN.
         rates: resolved constants of every row in place of ``constants`` (fitting).
         stages: what the pipeline stages of the rows hold, where it is known already.
+        layers: ``layer_table`` of these cases and constants, where it is known already.
     """
     if rates is None:
         constants = constants or TimeConstants.shipped()
         rates = constants.rates(cases)
     stages = stage_columns(cases) if stages is None else stages
-    return _Step(_rows(cases, constants, rates, stages)).result(breakdown)
+    if layers is None:
+        layers = layer_table(cases, constants) if constants else _own_layers(cases, rates)
+    return _Step(_rows(cases, rates, stages, layers)).result(breakdown)
 
 
 def stage_times(
@@ -94,38 +111,42 @@ def stage_times(
     """
     constants = constants or TimeConstants.shipped()
     stages = stage_columns(cases, every_stage=True)
-    step = _Step(_rows(cases, constants, constants.rates(cases), stages))
+    layers = layer_table(cases, constants)
+    step = _Step(_rows(cases, constants.rates(cases), stages, layers))
     return step.forward, step.backward, step.weight
 
 
-def _rows(
-    cases: Cases, constants: TimeConstants | None, rates: TimeRates, stages: StageColumns
-) -> _Rows:
+def _rows(cases: Cases, rates: TimeRates, stages: StageColumns, layers: LayerTable) -> _Rows:
     """What the rows of a table share."""
-    layers, layer_row = _layers(cases, constants, rates)
     return _Rows(
         cases=cases,
         rates=rates,
         network=Network.of(cases.cluster, rates),
-        layers=layers,
-        layer_row=layer_row,
+        layers=layers.times,
+        layer_row=layers.row,
         stages=stages,
     )
 
 
-def _layers(
-    cases: Cases, constants: TimeConstants | None, rates: TimeRates
-) -> tuple[LayerTimes, Column | slice]:
-    """Layer times of the distinct layer kinds and the kind of every row."""
+def layer_table(cases: Cases, constants: TimeConstants) -> LayerTable:
+    """Layer times of the distinct layers of some cases.
+
+    The rows of a study that agree in LAYER_AXES share their layers; rows of a table of runs do not.
+    """
     shared = np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0
     shared = shared and np.ndim(cases.workload.seq_len) == np.ndim(cases.stack_index) == 0
-    if not shared or constants is None:
-        return layer_times(cases, rates), slice(None)
+    if not shared:
+        return _own_layers(cases, constants.rates(cases))
     first, index = distinct_rows(
         tuple(np.asarray(getattr(cases.config, a), dtype=np.int64) for a in LAYER_AXES)
     )
     distinct = cases.take(first)
-    return layer_times(distinct, constants.rates(distinct)), index
+    return LayerTable(layer_times(distinct, constants.rates(distinct)), index)
+
+
+def _own_layers(cases: Cases, rates: TimeRates) -> LayerTable:
+    """A layer of its own for every row."""
+    return LayerTable(layer_times(cases, rates), np.arange(len(cases)))
 
 
 class _Step:

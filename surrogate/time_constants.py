@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specs import catalog
 from specs.choices import MoeDispatcher, Precision, Schedule
+from specs.errors import InputError
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.constants import Constant, ConstantFile, shipped_constants
@@ -223,7 +224,17 @@ class TimeConstants:
 
     @classmethod
     def of_file(cls, file: ConstantFile) -> TimeConstants:
-        """Constants of a file on top of the priors."""
+        """Constants of a file on top of the priors.
+
+        Raises:
+            InputError: the file holds constants that this release does not know.
+        """
+        unknown = [name for name in file.constants if name.split("/")[0] not in BELIEFS]
+        if unknown:
+            raise InputError(
+                f"the constants hold {unknown[0]}, which this release does not know; fit them "
+                "again (python -m surrogate.learning)."
+            )
         fitted = {name: float(np.log(value)) for name, value in file.values().items()}
         return cls({**cls.of_priors().log_values, **fitted})
 

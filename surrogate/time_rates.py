@@ -17,7 +17,6 @@ from surrogate.cases import Column, Columns
 
 _LESSONS = "assumed: fit of a throw-away prototype on public runs, 2026-11-30"
 
-_MAF = "measured: rocm-blogs measuring-max-achievable-flops-part2"
 _PROFILES = "measured: kernel profiles of aiconfigurator 095f58a51 (large sizes)"
 
 
@@ -54,14 +53,15 @@ class TimeRates(Columns):
     # Compute
     gemm_utilisation: Annotated[
         Column,
-        share(
-            0.72,
-            0.02,
-            "assumed: between the GPUs of the kernel profiles",
+        factor(
+            0.93,
+            0.03,
+            "of the profiled kernel's rate",
+            "assumed: clocks and operands of training against a benchmark",
             architecture=0.03,
-            architecture_x_rate=0.1,
+            architecture_x_rate=0.06,
             gpu_x_rate=0.05,
-            format=0.08,
+            format=0.06,
         ),
     ]
     gemm_utilisation_16bit: Annotated[Column, "gemm_utilisation"]
@@ -78,10 +78,6 @@ class TimeRates(Columns):
             release_x_kind=0.08,
         ),
     ]
-    gemm_tile: Annotated[
-        Column, factor(150.0, 0.3, "elements of n or k that half the rate", _LESSONS)
-    ]
-    gemm_latency: Annotated[Column, factor(7e-6, 0.3, "s", _LESSONS)]
     memory_utilisation: Annotated[
         Column,
         share(0.75, 0.1, "measured: BabelStream on MI300X 0.77-0.80; " + _LESSONS, vendor=0.1),
@@ -101,13 +97,15 @@ class TimeRates(Columns):
         ),
     ]
     attention_utilisation: Annotated[
-        Column, share(0.6, 0.1, _PROFILES, architecture=0.15, framework=0.25)
-    ]
-    attention_half_length: Annotated[
-        Column, factor(1700.0, 0.2, "sequence length of half the rate", _PROFILES, architecture=0.2)
-    ]
-    attention_half_dim: Annotated[
-        Column, factor(80.0, 0.3, "head dimension of half the rate", _PROFILES)
+        Column,
+        factor(
+            1.0,
+            0.1,
+            "of the profiled kernel's rate",
+            "assumed: training kernels against a serving stack",
+            architecture=0.1,
+            framework=0.25,
+        ),
     ]
     unfused_passes: Annotated[
         Column,
@@ -240,33 +238,6 @@ KNOWN_FACTORS: dict[str, tuple[float, str]] = {
     "stack_efficiency/nemo": (0.96, _LESSONS),
     "stack_efficiency/torchtitan": (0.88, _LESSONS),
     "stack_efficiency/pytorch_fsdp": (0.80, _LESSONS),
-    "gemm_utilisation/ampere/bf16": (1.21, _PROFILES),
-    "gemm_utilisation/hopper/bf16": (1.13, _PROFILES),
-    "gemm_utilisation/hopper/fp8": (0.903, _PROFILES),
-    "gemm_utilisation/blackwell/bf16": (0.972, _PROFILES),
-    "gemm_utilisation/blackwell/fp8": (0.819, _PROFILES),
-    "gemm_utilisation/blackwell/fp4": (0.583, _PROFILES),
-    "gemm_utilisation/blackwell-ultra/bf16": (1.07, _PROFILES),
-    "gemm_utilisation/blackwell-ultra/fp8": (0.889, _PROFILES),
-    "gemm_utilisation/blackwell-ultra/fp4": (0.486, _PROFILES),
-    "gemm_utilisation/H100-96GB/bf16": (0.9, "assumed: lower power limit than the 80 GB SXM"),
-    "gemm_utilisation/H100-96GB/fp8": (0.9, "assumed: lower power limit than the 80 GB SXM"),
-    "gemm_utilisation/cdna2/bf16": (0.625, _LESSONS),
-    "gemm_utilisation/cdna3/bf16": (0.778, _MAF),
-    "gemm_utilisation/cdna3/fp8": (0.708, _MAF),
-    "gemm_utilisation/MI325X/bf16": (1.19, _MAF),
-    "gemm_utilisation/MI325X/fp8": (1.18, _MAF),
-    "gemm_utilisation/cdna4/bf16": (0.722, "measured: matmul 8192^3 on MI350X 0.48-0.52 of peak"),
-    "gemm_utilisation/cdna4/fp8": (0.861, "measured: hipBLASLt 8192^3 on MI355X 0.63 of peak"),
-    "attention_utilisation/ampere": (0.867, _PROFILES),
-    "attention_utilisation/hopper": (1.13, _PROFILES),
-    "attention_utilisation/blackwell": (1.07, _PROFILES),
-    "attention_utilisation/blackwell-ultra": (1.23, _PROFILES),
-    "attention_utilisation/cdna3": (0.65, _LESSONS),
-    "attention_half_length/ampere": (0.471, _PROFILES),
-    "attention_half_length/hopper": (1, _PROFILES),
-    "attention_half_length/blackwell": (1.59, _PROFILES),
-    "attention_half_length/blackwell-ultra": (1.59, _PROFILES),
     "link_latency/blackwell": (2, _PROFILES),
     "link_latency/blackwell-ultra": (2, _PROFILES),
     "host_layer/maxtext": (0.2, "assumed: XLA compiles the whole step"),
