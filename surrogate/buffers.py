@@ -67,8 +67,8 @@ def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     local = tokens / sequence_shards(cases)
     arriving = local * group * m.hidden_size * COMPUTE_BYTES
     worst = np.where(c.sync_free_stage >= 2, arriving, 0.0)
-    copies = np.minimum(m.moe_topk, np.maximum(m.num_experts / c.ep, 1))
-    worst = worst + np.where(c.sync_free_stage >= 3, arriving * copies - permuted, 0.0)
+    everywhere = arriving * m.moe_topk - permuted
+    worst = worst + np.where(c.sync_free_stage >= 3, everywhere, 0.0)
     deep = c.moe_dispatcher >= int(MoeDispatcher.DEEPEP)
     buffers = np.where(deep, np.maximum(sent, worst), sent + worst)
     return np.where((m.num_experts > 0) & (group > 1), buffers, 0.0)

@@ -1,0 +1,96 @@
+"""Buffers beside states and activations, with the sizes that frameworks state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, gpu, prior_constants, study
+
+from specs.choices import MoeDispatcher, Sharding
+from specs.config import TrainingConfig
+from specs.model import Model
+from specs.stack import Framework, Stack
+from surrogate.buffers import (
+    bucket_bytes,
+    communicators,
+    dispatch_bytes,
+    logits_bytes,
+    outside,
+    unsharded_bytes,
+)
+from surrogate.stages import stage_columns
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "stage_2_gib", "stage_3_gib", "balanced_gib"),
+    [(DEEPSEEK_V3, 4096, 0.875, 7.0, 0.875), (MIXTRAL_8X22B, 8192, 1.5, 3.0, 0.375)],
+)
+def test_sync_free_stages_size_for_the_worst_case(
+    model: Model, seq_len: int, stage_2_gib: float, stage_3_gib: float, balanced_gib: float
+) -> None:
+    """Primus primus_turbo.py: tokens*TP*EP rows, and that times top-k, at MBS 2 and EP 8."""
+    constants = replace(prior_constants(), dispatch_copies=np.array(0.0))
+    held = []
+    for stage in (1, 2, 3):
+        config = TrainingConfig(
+            ep=8, mbs=2, moe_dispatcher=MoeDispatcher.DEEPEP, sync_free_stage=stage
+        )
+        held.append(float(dispatch_bytes(study(model, config, seq_len=seq_len), constants)[0]))
+    assert held[0] == 0
+    assert held[1] == stage_2_gib * GIB
+    assert held[2] == (stage_2_gib + stage_3_gib - balanced_gib) * GIB
+
+
+def test_all_to_all_holds_what_it_sends_and_receives() -> None:
+    cases = study(MIXTRAL_8X22B, TrainingConfig(ep=8))
+    assert float(dispatch_bytes(cases, prior_constants())[0]) == 2 * 4096 * 2 * 6144 * 2
+    alone = study(MIXTRAL_8X22B, TrainingConfig(ep=1))
+    assert float(dispatch_bytes(alone, prior_constants())[0]) == 0
+
+
+def test_logits_are_cut_by_tensor_parallelism() -> None:
+    constants = prior_constants()
+    one, eight = (
+        logits_bytes(study(LLAMA_8B, TrainingConfig(tp=tp)), constants)[0] for tp in (1, 8)
+    )
+    assert float(one) == 4096 * 128_256 * 6
+    assert float(eight) == 4096 * 129_024 / 8 * 6
+
+
+def test_fully_sharded_training_gathers_layers() -> None:
+    constants = prior_constants()
+    for sharding, gathers in ((Sharding.ZERO1, False), (Sharding.FSDP, True)):
+        cases = study(LLAMA_8B, TrainingConfig(sharding=sharding), num_gpus=8)
+        held = np.sum(unsharded_bytes(cases, stage_columns(cases), constants))
+        assert (held > 2 * 128_256 * 4096) == gathers
+    alone = study(LLAMA_8B, TrainingConfig(sharding=Sharding.FSDP), num_gpus=1)
+    assert np.sum(unsharded_bytes(alone, stage_columns(alone), constants)) == 0
+
+
+def test_deepspeed_buckets_need_no_pipeline() -> None:
+    stack = Stack(framework=Framework.MEGATRON_DEEPSPEED)
+    plain, piped = (study(LLAMA_8B, TrainingConfig(pp=pp), stack=stack) for pp in (1, 2))
+    assert bucket_bytes(plain, prior_constants())[0] > 0
+    assert bucket_bytes(piped, prior_constants())[0] == 0
+
+
+def test_communicators_are_counted_by_dimension() -> None:
+    assert communicators(study(LLAMA_8B, TrainingConfig(), num_gpus=1))[0] == 0
+    assert communicators(study(LLAMA_8B, TrainingConfig(tp=2), num_gpus=2))[0] == 1
+    full = study(MIXTRAL_8X22B, TrainingConfig(tp=2, pp=2, cp=2, ep=4), num_gpus=64)
+    assert communicators(full)[0] == 7
+
+
+def test_expandable_segments_fragment_less() -> None:
+    constants = prior_constants()
+    config = TrainingConfig()
+    device = gpu("nvidia", 80)
+    plain, expandable = (
+        outside(study(LLAMA_8B, config, stack=stack, device=device), constants)
+        for stack in (Stack(), Stack(expandable_segments=True))
+    )
+    assert np.ravel(expandable.reserved_factor)[0] < np.ravel(plain.reserved_factor)[0]
