@@ -87,10 +87,11 @@ Advance = Callable[[int], None]
 class Ranking:
     """The best fitting configs, best first, and what was seen on the way.
 
-    ``table`` and the columns have k rows. Of ``legal`` configs ``projected`` were projected, of
-    which ``refused_by_memory`` do not fit; the others are proved no better. ``leanest`` is the
-    projected config that misses least memory (``missing_gib`` above capacity, below 0 where it
-    fits), None where nothing is legal.
+    ``table`` and the columns have k rows, ordered by ``expected``. ``fastest`` is the optimum of
+    the surrogate: the highest throughput that fits as likely as not. Of ``legal`` configs
+    ``projected`` were projected, of which ``refused_by_memory`` do not fit; the others are proved
+    no better. ``leanest`` is the projected config that misses least memory (``missing_gib`` above
+    capacity, below 0 where it fits). Both are None where there is no such config.
     """
 
     table: ConfigTable
@@ -100,15 +101,26 @@ class Ranking:
     legal: int
     projected: int
     refused_by_memory: int
+    fastest: TrainingConfig | None
     leanest: TrainingConfig | None
     missing_gib: float
 
     def __len__(self) -> int:
         return len(self.table)
 
+    @property
+    def expected(self) -> Column:
+        """Throughput that a run can be expected to reach, one that runs out of memory counting 0.
+
+        A config at the edge of memory is thus worth less than one that is as fast and surely fits.
+        """
+        return self.tokens_per_s_per_gpu * self.fit_probability
+
 
 class Ranker:
-    """Collects projected rows and keeps the fastest that fit, at most ``per_core`` of a core.
+    """Collects projected rows and keeps those of the highest expected throughput.
+
+    At most ``per_core`` of a core are kept, and none that does not fit.
 
     Ties go to the row that came first. Memory use does not grow with the rows that are added.
     """
@@ -119,12 +131,14 @@ class Ranker:
         self._projected = self._fitting = 0
         self._leanest: TrainingConfig | None = None
         self._missing_gib = np.inf
+        self._fastest: TrainingConfig | None = None
+        self._speed = 0.0
 
     @property
-    def fastest(self) -> float:
-        """Throughput of the fastest row that fits so far; 0 where none does."""
-        speeds = [part[0, 0] for _, part in self._parts if part.shape[1]]
-        return float(max(speeds, default=0.0))
+    def best(self) -> float:
+        """The highest expected throughput so far; 0 where nothing fits."""
+        values = [part[0, 0] * part[2, 0] for _, part in self._parts if part.shape[1]]
+        return float(max(values, default=0.0))
 
     def add(self, table: ConfigTable, seen: Projected, cores: Column) -> None:
         """Adds projected rows; ``cores`` says which rows share a core."""
@@ -135,6 +149,11 @@ class Ranker:
         missing_gib = float(seen.device_gib[lean] - self._capacity_gib)
         if missing_gib < self._missing_gib:
             self._leanest, self._missing_gib = table.config(lean), missing_gib
+        if len(fits):
+            top = int(fits[np.argmax(seen.tokens_per_s_per_gpu[fits])])
+            if seen.tokens_per_s_per_gpu[top] > self._speed:
+                self._fastest = table.config(top)
+                self._speed = float(seen.tokens_per_s_per_gpu[top])
         columns = np.stack(
             [seen.tokens_per_s_per_gpu, seen.device_gib, seen.fit_probability, cores]
         )
@@ -155,13 +174,15 @@ class Ranker:
             legal=legal,
             projected=self._projected,
             refused_by_memory=self._projected - self._fitting,
+            fastest=self._fastest,
             leanest=self._leanest,
             missing_gib=self._missing_gib,
         )
 
     def _best(self, rows: Column, columns: Column) -> Column:
-        """The ``keep`` fastest of ``rows``, fastest first, at most ``per_core`` of a core."""
-        order = rows[np.argsort(-columns[0, rows], kind="stable")]
+        """The ``keep`` best of ``rows``, best first, at most ``per_core`` of a core."""
+        expected = columns[0, rows] * columns[2, rows]
+        order = rows[np.argsort(-expected, kind="stable")]
         cores = columns[3, order]
         by_core = np.argsort(cores, kind="stable")
         edges = np.flatnonzero(np.diff(cores[by_core], prepend=np.nan) != 0)
@@ -186,6 +207,7 @@ def rank(
     keep: int,
     within: float = 0.05,
     advance: Advance = lambda _: None,
+    per_core: int = PER_CORE,
 ) -> Ranking:
     """The best configs of a space: every one within ``within`` of the best of another core is seen.
 
@@ -193,11 +215,11 @@ def rank(
         space: all legal configs.
         surrogate: projects the rows of a table.
         capacity_gib: memory of the GPU.
-        keep: configs to keep, at most ``PER_CORE`` of a core.
+        keep: configs to keep, at most ``per_core`` of a core.
         within: fraction below the best down to which all cores are projected.
         advance: called with the number of rows that are done with, ``len(space)`` in all.
     """
-    ranker = Ranker(capacity_gib, keep)
+    ranker = Ranker(capacity_gib, keep, per_core)
     total = len(space)
     if total <= DIRECT_ROWS:
         for positions in _slices(np.array([0]), np.array([total])):
@@ -209,9 +231,9 @@ def rank(
     promising = promising[bound[promising] > 0]
     done = 0
     for cores in _batches(space, promising):
-        if bound[cores[0]] < (1 - within) * ranker.fastest:
+        if bound[cores[0]] < (1 - within) * ranker.best:
             break
-        cores = cores[bound[cores] >= (1 - within) * ranker.fastest]
+        cores = cores[bound[cores] >= (1 - within) * ranker.best]
         for positions in _slices(*space.span(cores)):
             _add(ranker, space, surrogate, positions)
             advance(len(positions))

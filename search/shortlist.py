@@ -17,17 +17,18 @@ def shortlist(ranking: Ranking, size: int, within: float = 0.2, per_mesh: int = 
     """Rows of the ranking for real runs, best first.
 
     No two share every axis of ``CHARACTER``, at most ``per_mesh`` share a mesh (so that one wrong
-    belief about a mesh cannot fill the list), and none is slower than the best by more than the
-    fraction ``within``.
+    belief about a mesh cannot fill the list), and the expected throughput of none is below the
+    best by more than the fraction ``within``.
     """
     if not len(ranking):
         return []
-    slowest = ranking.tokens_per_s_per_gpu[0] * (1 - within)
+    expected = ranking.expected
+    least = expected[0] * (1 - within)
     characters: set[tuple[int, ...]] = set()
     meshes: Counter[tuple[int, ...]] = Counter()
     rows: list[int] = []
     for row, character in enumerate(_characters(ranking.table)):
-        if len(rows) == size or ranking.tokens_per_s_per_gpu[row] < slowest:
+        if len(rows) == size or expected[row] < least:
             break
         mesh = character[: len(MESH)]
         if character in characters or meshes[mesh] == per_mesh:

@@ -19,26 +19,26 @@ from studies.wording import describe
 
 def write_launch_files(
     job: Job, config: TrainingConfig, folder: Path, stem: str
-) -> tuple[list[Path], list[str]]:
+) -> tuple[list[Path], dict[str, str]]:
     """Writes ``stem.yaml`` (Primus) and ``stem.sh`` (Megatron-LM), as far as each can run it.
 
     Returns:
-        The files, and for each one that was not written a sentence that says why.
+        The files, and for the name of each one that was not written the reason.
 
     Raises:
         InputError: neither framework can run the config, or a file cannot be written.
     """
     head = header(job, config, projection(job, config))
-    refusals: list[str] = []
+    refusals: dict[str, str] = {}
     files: list[Path] = []
     for path, write in ((folder / f"{stem}.yaml", _primus), (folder / f"{stem}.sh", _megatron)):
         try:
             write(job, config, path, head)
             files.append(path)
         except InputError as error:
-            refusals.append(f"no {path.name}: {error}")
+            refusals[path.name] = str(error)
     if not files:
-        raise InputError(f"no launch file can be written: {' '.join(refusals)}")
+        raise InputError(f"no launch file can be written: {' '.join(refusals.values())}")
     return files, refusals
 
 

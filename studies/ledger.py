@@ -40,12 +40,18 @@ class Trial:
     reason: str
     tokens_per_s_per_gpu: float | None
     memory_gib: float | None
+    fit_probability: float
     details: dict[str, Any]
 
     @property
     def fits(self) -> bool:
         """Whether the trial was evaluated and memory accepts it."""
         return self.memory_gib is not None and self.memory_gib <= 0
+
+    @property
+    def expected(self) -> float:
+        """Throughput to expect, a run out of memory counting 0; 0 where the oracle crashed."""
+        return (self.tokens_per_s_per_gpu or 0.0) * self.fit_probability
 
 
 def input_hash(inputs: Mapping[str, Any]) -> str:
@@ -160,7 +166,9 @@ class Ledger:
                 value=outcome.tokens_per_s_per_gpu,
                 params=parameters(config),
                 distributions=dict(distributions()),
-                user_attrs=attributes | outcome.details,
+                user_attrs=attributes
+                | {"fit_probability": outcome.fit_probability}
+                | outcome.details,
                 constraints={CONSTRAINT: outcome.memory_gib},
             )
         self._study.add_trial(trial)
@@ -191,7 +199,7 @@ def read_trials(address: StorageAddress, name: str) -> list[Trial]:
     return [_trial(frozen) for frozen in study.get_trials(deepcopy=False)]
 
 
-_FIXED = ("config", "config_key", "proposer", "reason", "cost_s")
+_FIXED = ("config", "config_key", "proposer", "reason", "cost_s", "fit_probability")
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
@@ -203,6 +211,7 @@ def _trial(frozen: FrozenTrial) -> Trial:
         reason=attributes["reason"],
         tokens_per_s_per_gpu=frozen.value,
         memory_gib=frozen.constraints.get(CONSTRAINT),
+        fit_probability=attributes.get("fit_probability", 0.0),
         details={key: value for key, value in attributes.items() if key not in _FIXED},
     )
 

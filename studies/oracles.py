@@ -18,12 +18,14 @@ class Evaluation:
     """What an oracle says of one config.
 
     ``tokens_per_s_per_gpu`` is the value of the trial; ``memory_gib`` is the constraint, GiB above
-    what the GPU holds (0 or less: it fits); ``details`` is readable JSON: the projection or the
+    what the GPU holds (0 or less: it fits); ``fit_probability`` is 1 or 0 where it was measured;
+    ``details`` is readable JSON: the projection or the
     measurement behind the two; ``cost_s`` is what it took to find out.
     """
 
     tokens_per_s_per_gpu: float
     memory_gib: float
+    fit_probability: float
     details: dict[str, Any]
     cost_s: float
 
@@ -77,6 +79,7 @@ class SurrogateOracle:
         return Evaluation(
             tokens_per_s_per_gpu=content["throughput"]["tokens_per_s_per_gpu"],
             memory_gib=content["memory"]["peak_gib"] - content["memory"]["capacity_gib"],
+            fit_probability=content["memory"]["fit_probability"],
             details={"projection": content},
             cost_s=time.perf_counter() - started,
         )

@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from search.attribution import Attribution, attribute
 from search.winner import win_probability
 from specs.config import AXES, ConfigTable, TrainingConfig
-from studies.files import to_json, write_atomically
-from studies.launch import write_launch_files
 from studies.oracles import projection
 from studies.training import Study
-
-SAFE = 0.9
-"""P(fits) from which a config is called safe: named beside a best that is riskier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +40,15 @@ class Found:
 class Result:
     """What a study found.
 
-    ``baseline`` and ``attribution`` are None where the baseline is illegal on the cluster;
-    ``safest`` is the fastest candidate that surely fits, None where the best itself does.
+    ``best`` is the trial of the highest expected throughput, ``optimum`` the fastest config of the
+    whole space that fits as likely as not. ``baseline`` and ``attribution`` are None where the
+    baseline is illegal on the cluster.
     """
 
     study: Study
     best: Found
     optimum: Found
     baseline: Found | None
-    safest: Found | None
     shortlist: tuple[Found, ...]
     attribution: Attribution | None
 
@@ -68,7 +61,6 @@ class Result:
             "best": self.best.as_json(),
             "optimum": self.optimum.as_json(),
             "baseline": self.baseline.as_json() if self.baseline else None,
-            "safest": self.safest.as_json() if self.safest else None,
             "shortlist": [found.as_json() for found in self.shortlist],
             "attribution": _attribution_json(self.attribution),
             "trials": len(study.trials),
@@ -93,7 +85,8 @@ def result_of(study: Study, seed: int = 0) -> Result:
     """
     job, best = study.job, study.best
     fitting = [trial.config for trial in study.trials if trial.fits]
-    candidates = list(dict.fromkeys([best.config, *study.shortlist, *fitting]))
+    fastest = study.ranking.fastest or best.config
+    candidates = list(dict.fromkeys([best.config, fastest, *study.shortlist, *fitting]))
     chances = win_probability(job.cases(ConfigTable.from_configs(candidates)), seed=seed)
     probability = dict(zip(candidates, chances.tolist(), strict=True))
 
@@ -101,54 +94,18 @@ def result_of(study: Study, seed: int = 0) -> Result:
         return Found(config, projection(job, config), probability.get(config, 0.0))
 
     winner = found(best.config)
-    optimum = found(study.ranking.table.config(0))
+    optimum = found(fastest)
     baseline = study.baseline
     return Result(
         study=study,
         best=winner,
         optimum=winner if winner.speed >= optimum.speed else optimum,
         baseline=found(baseline.config) if baseline else None,
-        safest=_safest(study, winner, found),
         shortlist=tuple(found(config) for config in study.shortlist),
         attribution=(
             attribute(job.baseline, best.config, job.project, job.is_legal) if baseline else None
         ),
     )
-
-
-def _safest(study: Study, best: Found, found: Any) -> Found | None:
-    """The fastest config of the ranking that surely fits, where the best does not surely fit."""
-    if best.projection["memory"]["fit_probability"] >= SAFE:
-        return None
-    rows = np.flatnonzero(study.ranking.fit_probability >= SAFE)
-    return found(study.ranking.table.config(int(rows[0]))) if len(rows) else None
-
-
-def write_files(result: Result) -> tuple[list[Path], list[str]]:
-    """Writes launch files of the best, the safest and the shortlist, and the result itself.
-
-    Returns:
-        The files, and a sentence for each launch file that a framework has no keys for.
-
-    Raises:
-        InputError: a file cannot be written.
-    """
-    study, folder = result.study, result.study.folder
-    launches = [("best", result.best.config)]
-    if result.safest:
-        launches.append(("safest", result.safest.config))
-    others = [found.config for found in result.shortlist if found.config != result.best.config]
-    launches += [(f"shortlist_{number}", config) for number, config in enumerate(others, 1)]
-    files: list[Path] = []
-    refusals: list[str] = []
-    for stem, config in launches:
-        written, refused = write_launch_files(study.job, config, folder, stem)
-        files += written
-        refusals += refused
-    path = folder / "result.json"
-    files.append(path)
-    write_atomically(path, to_json(result.as_json(files)) + "\n")
-    return files, refusals
 
 
 def _axes_json(axes: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -75,7 +75,7 @@ class Study:
 
     @property
     def best(self) -> Trial:
-        """The fastest trial that fits and lies in the space.
+        """The trial of the highest expected throughput that fits and lies in the space.
 
         Raises:
             InfeasibleError: no trial does.
@@ -85,7 +85,7 @@ class Study:
             raise InfeasibleError(
                 f"none of the {len(self.trials)} trials fits; allow more with --trials."
             )
-        return max(candidates, key=lambda trial: trial.tokens_per_s_per_gpu or 0.0)
+        return max(candidates, key=lambda trial: trial.expected)
 
     @property
     def baseline(self) -> Trial | None:

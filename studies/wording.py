@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from specs.config import TrainingConfig
+from specs.layout import explicit_stages, is_explicit
 
 _ALWAYS = ("tp", "pp", "cp", "ep", "mbs")
-_LONGEST = 30
+_LONGEST = 48
 
 
 def describe(config: TrainingConfig) -> str:
@@ -20,4 +21,6 @@ def short(label: str | int | bool) -> str:
     text = str(label)
     if len(text) <= _LONGEST:
         return text
-    return f"<{text.count('|') + 1} stages>" if "|" in text else f"{text[: _LONGEST - 3]}..."
+    if is_explicit(text) and "|" in text:
+        return f"<{len(explicit_stages(text))} stages>"
+    return f"{text[: _LONGEST - 3]}..."

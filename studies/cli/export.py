@@ -76,7 +76,7 @@ def export_command(
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
     files, refusals = write_launch_files(job, config, out, stem)
-    output.notes((*job.notes, *refusals))
+    output.notes((*job.notes, *(f"no {name}: {reason}" for name, reason in refusals.items())))
     if as_json:
         output.result({"config": config.as_labels(), "files": files, "not_written": refusals})
     else:

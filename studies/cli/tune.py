@@ -54,7 +54,8 @@ def tune_command(
     """Find the fastest config that fits, with launch files; run it again to resume."""
     from studies.explanation import why_not
     from studies.inputs import resolve
-    from studies.result import result_of, write_files
+    from studies.outputs import write_files
+    from studies.result import result_of
     from studies.training import StudyOptions, run_study
 
     output = Output(as_json)
@@ -93,10 +94,8 @@ def show_result(output: Output, result: Result) -> None:
     )
     rows = [("baseline", result.baseline)] if result.baseline else []
     rows.append(("best", best))
-    if result.safest:
-        rows.append((f"surely fits (P {_fits(result.safest):.0%})", result.safest))
     if result.optimum.config != best.config:
-        rows.append(("optimum of the surrogate", result.optimum))
+        rows.append(("fastest that may fit", result.optimum))
     output.table("", _HEADER, [_row(name, found) for name, found in rows if found])
     output.say("", f"best: {describe(best.config)}", f"best: {bottleneck(best.projection)}")
     if result.baseline and result.attribution:
@@ -139,10 +138,6 @@ def _row(name: str, found: Found) -> tuple[str | float, ...]:
         f"{found.probability_best:.0%}",
         f"{speed['mfu']:.1%}",
     )
-
-
-def _fits(found: Found) -> float:
-    return float(found.projection["memory"]["fit_probability"])
 
 
 def _percent(gain: float | None) -> str:

@@ -118,7 +118,8 @@ def test_pruned_ranking_finds_what_row_by_row_finds(
     assert pruned.legal == len(space)
     assert pruned.projected < len(space)
     assert pruned.missing_gib == pytest.approx(direct.missing_gib) or len(direct)
-    near = direct.tokens_per_s_per_gpu >= 0.95 * direct.tokens_per_s_per_gpu.max(initial=0.0)
+    assert pruned.fastest == direct.fastest
+    near = direct.expected >= 0.95 * direct.expected.max(initial=0.0)
     expected = list(direct.table.take(near).configs())
     assert list(pruned.table.configs())[: len(expected)] == expected
 
@@ -133,6 +134,7 @@ def _ranking(configs: list[TrainingConfig], speed: list[float]) -> Ranking:
         legal=len(configs),
         projected=len(configs),
         refused_by_memory=0,
+        fastest=configs[0],
         leanest=configs[0],
         missing_gib=-1.0,
     )

@@ -20,7 +20,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> StorageAddress:
 
 
 def _evaluation(tokens: float, excess_gib: float) -> Evaluation:
-    return Evaluation(tokens, excess_gib, {"projection": {"tokens": tokens}}, cost_s=0.01)
+    fits = float(excess_gib <= 0)
+    return Evaluation(tokens, excess_gib, fits, {"projection": {"tokens": tokens}}, cost_s=0.01)
 
 
 def test_trials_are_complete_readable_and_constrained(address: StorageAddress) -> None:

@@ -31,13 +31,16 @@ def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: C
     assert best["projection"]["memory"]["fits"]
     assert result["trials"] == 16
     speed = best["projection"]["throughput"]["tokens_per_s_per_gpu"]
-    assert result["optimum"]["projection"]["throughput"]["tokens_per_s_per_gpu"] == speed
+    assert result["optimum"]["projection"]["throughput"]["tokens_per_s_per_gpu"] >= speed
     assert all(Path(path).is_file() for path in result["files"])
 
     study = optuna.load_study(study_name=result["study_name"], storage=result["storage"])
     assert len(study.trials) == 16
-    assert study.best_value == speed
-    assert study.best_trial.user_attrs["config"] == best["config"]
+    fitting = [trial for trial in study.trials if trial.constraints[CONSTRAINT] <= 0]
+    expected = {t.number: t.value * t.user_attrs["fit_probability"] for t in fitting}
+    winner = study.trials[max(expected, key=lambda number: expected[number])]
+    assert winner.user_attrs["config"] == best["config"]
+    assert winner.value == speed
     refused = [trial for trial in study.trials if trial.constraints[CONSTRAINT] > 0]
     assert len(refused) == result["rejected_by_memory"]
     assert study.trials[0].user_attrs["reason"] == "baseline of the input"

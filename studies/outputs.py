@@ -1,0 +1,37 @@
+"""The files of a study: launch files, its picture and its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from studies.files import to_json, write_atomically
+from studies.launch import write_launch_files
+from studies.picture import picture
+from studies.result import Result
+
+
+def write_files(result: Result) -> tuple[list[Path], list[str]]:
+    """Writes launch files of the best and the shortlist, the picture and the result itself.
+
+    Returns:
+        The files, and a sentence for each launch file that a framework has no keys for.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    study, folder = result.study, result.study.folder
+    launches = [("best", result.best.config)]
+    others = [found.config for found in result.shortlist if found.config != result.best.config]
+    launches += [(f"shortlist_{number}", config) for number, config in enumerate(others, 1)]
+    files: list[Path] = []
+    refusals: dict[str, list[str]] = {}
+    for stem, config in launches:
+        written, refused = write_launch_files(study.job, config, folder, stem)
+        files += written
+        for name, reason in refused.items():
+            refusals.setdefault(reason, []).append(name)
+    files.append(write_atomically(folder / "study.svg", picture(result)))
+    path = folder / "result.json"
+    files.append(path)
+    write_atomically(path, to_json(result.as_json(files)) + "\n")
+    return files, [f"no {', '.join(names)}: {reason}" for reason, names in refusals.items()]
