@@ -72,7 +72,8 @@ def read_blocks(path: Path, truncation: Truncation) -> Iterator[bytes]:
     with open_binary(path) as file:
         while True:
             try:
-                block = file.read(BLOCK_BYTES)
+                # read1 hands over what is there; read would lose it where the file is cut.
+                block = file.read1(BLOCK_BYTES)  # type: ignore[attr-defined]
             except _BROKEN as error:
                 truncation.reason = f"the file is cut or damaged ({error or type(error).__name__})"
                 return

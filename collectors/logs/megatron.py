@@ -38,7 +38,16 @@ class MegatronLm(LogFormat):
     def describe(self, run: RunLog, where: str) -> Description:
         arguments = self.arguments(run)
         if "num_layers" not in arguments:
-            return self._without_dump(run)
+            return self._without_dump(run, "the log holds no argument dump")
+        try:
+            return self._described(run, arguments, where)
+        except InputError:
+            if not run.in_arguments:
+                raise
+            return self._without_dump(run, "the argument dump is cut")
+
+    def _described(self, run: RunLog, arguments: dict[str, Any], where: str) -> Description:
+        """The configuration that the arguments state."""
         values = Values(ARGPARSE_DEFAULTS | arguments, where)
         model = self.model(values)
         config = self.config(values, model)
@@ -60,11 +69,12 @@ class MegatronLm(LogFormat):
         found.words = stack_words(stack, config)
         return found
 
-    def _without_dump(self, run: RunLog) -> Description:
+    def _without_dump(self, run: RunLog, why: str) -> Description:
+        """What is known of a run whose arguments are not."""
         found = Description(columns={"framework": self.name})
         if "world_size" in run.facts:
             found.columns["num_gpus"] = run.facts["world_size"]
-        found.notes.append("the log holds no argument dump, so that its configuration is unknown")
+        found.notes.append(f"{why}, so that the configuration is unknown; --set states it")
         return found
 
     def version(self, run: RunLog) -> str:
@@ -141,8 +151,8 @@ class MegatronDeepSpeed(MegatronLm):
             given["num_query_groups"] = given["num_key_value_heads"]
             given["group_query_attention"] = True
         experts = given.get("num_experts")
-        if isinstance(experts, list):
-            given["num_experts"] = None if set(experts) <= {1} else max(map(int, experts))
+        if isinstance(experts, list) and all(isinstance(count, int) for count in experts):
+            given["num_experts"] = max(experts) if max(experts, default=1) > 1 else None
         given["transformer_impl"] = "local"
         given["use_flash_attn"] = any(
             given.get(f"use_flash_attn{suffix}") for suffix in ("", "_v1", "_v2", "_triton")

@@ -17,6 +17,8 @@ from specs.errors import InputError
 from specs.model import Model
 
 NEEDED = ("gpu", "model", "num_gpus", "tp", "pp", "seq_len")
+SMALLEST_RATE = 1e-9
+"""Samples per second below this are no rate."""
 LARGEST_DISAGREEMENT = 0.03
 """Printed and computed tokens/s may differ by this much before it is worth a word."""
 
@@ -176,7 +178,9 @@ def _selected(run: RunLog, found: Description) -> tuple[Any, Any]:
     its = run.iterations
     times = np.array(its.step_time_s)
     if not np.isfinite(times).any():
-        times = 1.0 / np.array(its.samples_per_s)
+        rates = np.array(its.samples_per_s)
+        times = np.full(len(rates), np.nan)
+        np.divide(1.0, rates, out=times, where=rates > SMALLEST_RATE)
     usable = np.isfinite(times) & (times > 0)
     batches = np.array(its.global_batch_size)
     known = batches[usable & np.isfinite(batches)]
@@ -189,8 +193,8 @@ def _selected(run: RunLog, found: Description) -> tuple[Any, Any]:
                 "left out"
             )
             usable &= ~other
-        if found.columns.get("gbs") != f"{last:g}":
-            found.columns["gbs"] = f"{last:g}"
+        if last >= 1:
+            found.columns["gbs"] = f"{last:.0f}"
     index = np.flatnonzero(usable)
     return times[index], index
 

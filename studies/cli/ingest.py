@@ -29,8 +29,8 @@ CsvOption = Annotated[
     typer.Option(
         "--csv",
         metavar="OUT",
-        help="Write measured runs to OUT, their models to OUT.models.json where the catalog lacks "
-        "them, operator rows of traces to OUT.operators.csv (OUT itself without a log).",
+        help="Write measured runs whose model is known to OUT, their models to OUT.models.json "
+        "where the catalog lacks them, operator rows of traces to OUT.operators.csv (OUT itself without a log).",
         show_default=False,
     ),
 ]
@@ -80,6 +80,8 @@ def ingest_command(
     for reading in readings:
         _show(output, reading, refused)
     output.notes([str(error) for _, error in failures])
+    if csv_file and not written:
+        output.notes([f"{csv_file} was not written: no run with a known model was read"])
     output.say(*(f"wrote {path}" for path in written))
 
 
@@ -97,7 +99,7 @@ def _write(csv_file: Path, readings: list[Ingested]) -> list[str]:
     from specs.run_columns import runs_csv
     from studies.files import write_atomically
 
-    runs = [run for reading in readings for run in reading.runs]
+    runs = [run for reading in readings for run in reading.runs if run.row.get("model")]
     written = []
     if runs:
         written.append(write_atomically(csv_file, runs_csv(run.row for run in runs)))
@@ -150,7 +152,9 @@ def _show(output: Output, reading: Ingested, refused: dict[str, str]) -> None:
     for run in reading.runs:
         _show_run(output, reading.path, run)
         reason = refused.get(run.row["run_id"])
-        if run.missing:
+        if run.format == "memory":
+            output.notes(["no run is in this file: --set model=... and so on makes it a row"])
+        elif run.missing:
             stated = " ".join(f"--set {name}=..." for name in run.missing)
             output.notes([f"to project this run, state {', '.join(run.missing)}: {stated}"])
         elif reason:
@@ -223,9 +227,9 @@ def _show_trace(output: Output, path: Path, trace: TraceReading) -> None:
     ]
     columns = ("category", "operator", "shape", "calls", "median us", "TFLOP/s", "of kernels")
     output.table("", columns, shown)
-    more = len(trace.operators) - len(shown)
-    if more > 0:
-        output.say(f"{more} more operator rows (--csv or --json)")
+    unshown = len(trace.operators) - len(shown)
+    if unshown > 0:
+        output.say(f"{unshown} more operator rows (--csv or --json)")
     output.notes(trace.notes)
 
 

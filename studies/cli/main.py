@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import typer
 
 from studies.cli.bench import bench_app
+from studies.cli.calibrate import calibrate_command
 from studies.cli.common import run
 from studies.cli.export import export_command
+from studies.cli.ingest import ingest_command
 from studies.cli.project import project_command
 from studies.cli.space import space_command
 from studies.cli.tune import tune_command
+from studies.cli.validate import validate_command
 
 app = typer.Typer(
     name="foretune",
@@ -32,7 +35,10 @@ def _options() -> None:
 app.command("tune")(tune_command)
 app.command("project")(project_command)
 app.command("space")(space_command)
+app.command("validate")(validate_command)
+app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
+app.command("ingest")(ingest_command)
 app.add_typer(bench_app, name="bench")
 
 

@@ -1,0 +1,56 @@
+"""``foretune ingest``: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specs.models_json import models_json
+from specs.runs import read_runs
+
+SAMPLES = Path(__file__).parents[1] / "collectors" / "samples"
+
+
+def test_writes_what_calibration_reads(foretune, tmp_path):
+    out = tmp_path / "runs.csv"
+    files = ("primus_mi300x.log", "megatron_deepspeed_mi250x.log", "trace_cuda.json")
+    ran = foretune("ingest", *(SAMPLES / name for name in files), "--csv", out, "--json")
+    assert ran.code == 0
+    assert [run["row"]["run_id"] for run in ran.json["runs"]] == [
+        "primus_mi300x",
+        "megatron_deepspeed_mi250x",
+    ]
+    assert all(run["refused"] is None for run in ran.json["runs"])
+    table = read_runs(out, models_json(tmp_path / "runs.csv.models.json").find)
+    assert len(table) == 2
+    assert not table.refused
+    rows = (tmp_path / "runs.csv.operators.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(ran.json["traces"][0]["operators"])
+
+
+def test_says_what_to_state(foretune):
+    ran = foretune("ingest", SAMPLES / "megatron_lm.log")
+    assert ran.code == 0
+    assert "--set gpu=..." in ran.out
+    again = foretune("ingest", SAMPLES / "megatron_lm.log", "--set", "gpu=H100-SXM")
+    assert "--set gpu" not in again.out
+    assert "8.7298 s" in again.out
+
+
+def test_one_bad_file_among_good_ones_is_a_note(foretune, tmp_path):
+    bad = tmp_path / "empty.log"
+    bad.write_text("nothing here\n")
+    ran = foretune("ingest", SAMPLES / "mlperf.log", bad, "--json")
+    assert ran.code == 0
+    assert [failed["file"] for failed in ran.json["failed"]] == [str(bad)]
+    alone = foretune("ingest", bad)
+    assert alone.code == 2
+    assert "holds no training log" in alone.err
+
+
+@pytest.mark.parametrize("arguments", [["--set", "gpu"], ["--set", "colour=red"]])
+def test_refuses_what_it_cannot_state(foretune, arguments):
+    ran = foretune("ingest", SAMPLES / "mlperf.log", *arguments)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
