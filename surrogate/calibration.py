@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,8 @@ PROJECTION_BIAS, PROJECTION_BIAS_SD = -0.10, 0.10
 """log(measured / projected) where no constant was ever fitted to runs: projections from profiles
 are optimistic (Primus: +1.6% on its baseline, +11.5% on its winner)."""
 STEP = 1e-3
+SENSITIVE = 0.02
+"""A run depends on a constant if 1% of the constant is at least this share of 1% of its time."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,37 @@ class Calibration:
             measured=np.asarray((alike & (distance < 1e-6)).any(axis=1)),
         )
 
+    def leave_one_out(self) -> tuple[Floats, Floats]:
+        """(error left, its sd) of each run when all others are known, shape (r,).
+
+        Rasmussen, Williams (2006), equation 5.12.
+        """
+        inverse = np.linalg.inv(self._covariance)
+        variance = 1.0 / np.diag(inverse)
+        return self._weights * variance, np.sqrt(variance)
+
+    def moved_constants(self) -> list[MovedConstant]:
+        """Constants that the runs move, the most consequential first."""
+        found: list[MovedConstant] = []
+        places = zip(self.labels["gpu"], self.labels["framework"], strict=True)
+        for gpu, framework in dict.fromkeys(places):
+            here = (self.labels["gpu"] == gpu) & (self.labels["framework"] == framework)
+            factors = self.constant_factors(gpu, framework)
+            for column, (name, factor) in enumerate(factors.items()):
+                slopes = self.slopes[here][:, column]
+                effect = float(np.abs(slopes * np.log(factor)).max())
+                found.append(
+                    MovedConstant(
+                        constant=name,
+                        gpu=gpu,
+                        framework=framework,
+                        factor=factor,
+                        largest_effect=effect,
+                        runs=int((np.abs(slopes) > SENSITIVE).sum()),
+                    )
+                )
+        return sorted(found, key=lambda moved: -moved.largest_effect)
+
     def rehearsal(
         self, cases: Cases, errors: Floats, constants: TimeConstants, run_ids: tuple[str, ...]
     ) -> Rehearsal:
@@ -237,6 +270,21 @@ class Calibration:
                 for i in range(len(self))
             ],
         }
+
+
+class MovedConstant(NamedTuple):
+    """A constant that is other on a GPU and framework.
+
+    ``largest_effect`` is how far that moves the log throughput of the run that it moves most,
+    ``runs`` how many runs depend on the constant.
+    """
+
+    constant: str
+    gpu: str
+    framework: str
+    factor: float
+    largest_effect: float
+    runs: int
 
 
 class Rehearsal:

@@ -73,8 +73,8 @@ class Learned:
         explained = 1.0 - np.square(like.sd / signal_sd(moe))
         return Corrected(
             factor=np.exp(log_factor),
-            lo90=np.exp(log_factor - half),
-            hi90=np.exp(log_factor + half),
+            lo90=np.exp(-half),
+            hi90=np.exp(half),
             trust=trust_grades(explained, len(self.residual), offset.calibrated, offset.measured),
         )
 

@@ -26,7 +26,10 @@ _TWO_SIDED_90 = 1.645
 
 @dataclass(frozen=True)
 class Corrected:
-    """What was learned beyond the physics: factor on the tokens/s, interval factors, trust."""
+    """What was learned beyond the physics: factor on the tokens/s, interval and trust.
+
+    ``lo90`` and ``hi90`` are factors on the corrected tokens/s.
+    """
 
     factor: Column
     lo90: Column

@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from studies.cli.common import (
     ClusterOption,
     GpuFileOption,
     GpuOption,
-    InputArgument,
     JsonOption,
     Output,
     SetOption,
     axis_values,
 )
+from studies.cli.validate import CalibrationOption, ModelsOption
 
 if TYPE_CHECKING:
     from studies.job import Job
 
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="INPUT",
+        help="Primus YAML, study YAML, HF config.json, or the name of a shipped study.",
+        show_default=False,
+    ),
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs",
+        metavar="R.csv",
+        help="Project every row of a table of runs instead of one INPUT.",
+        show_default=False,
+    ),
+]
+CsvOption = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="OUT", help="Where --runs writes.", show_default=False),
+]
+
 
 def project_command(
-    source: InputArgument,
+    source: SourceArgument = None,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
     gpu_file: GpuFileOption = None,
     settings: SetOption = None,
+    runs: RunsOption = None,
+    models: ModelsOption = None,
+    csv: CsvOption = None,
+    calibration: CalibrationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Memory and throughput of one config before it is run."""
+    """Memory and throughput of one config before it is run, or of every row of a table."""
     from specs.errors import InputError
+    from studies.cli.project_runs import project_runs
     from studies.inputs import resolve
     from studies.oracles import projection
 
     output = Output(as_json)
+    if (source is None) == (runs is None):
+        raise InputError("project takes either INPUT or --runs R.csv; give one of them.")
+    if source is None:
+        assert runs is not None
+        project_runs(output, runs, models, csv, calibration)
+        return
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     reasons = job.why_illegal(job.baseline)
     if reasons:

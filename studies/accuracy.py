@@ -1,0 +1,172 @@
+"""How right the projections are on a table of measured runs: the JSON of ``foretune validate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs import catalog
+from specs.models_json import models_json
+from specs.runs import RunTable, read_runs
+from surrogate.learned import Learned
+from surrogate.memory import counter_reading, fit_probability, memory, memory_log_sd
+from surrogate.run_cases import cases_of
+from surrogate.uncertainty import GAUSSIAN_90
+from surrogate.validation import (
+    Projected,
+    calibration_draws,
+    calibration_metrics,
+    error_metrics,
+    ranking_metrics,
+    slice_labels,
+    sliced_metrics,
+)
+
+Column = NDArray[Any]
+
+DRAWS = 20
+"""Draws of ``--calibrate K``."""
+
+
+def read_table(runs: Path, models: Path | None, with_results: bool = True) -> RunTable:
+    """A table of runs whose models come from a ``models.json`` or else from the catalog.
+
+    Raises:
+        InputError: a file cannot be used.
+    """
+    find = models_json(models).find if models else catalog.model
+    return read_runs(runs, find, with_results=with_results)
+
+
+def validation_json(
+    table: RunTable, learned: Learned, calibrate: int = 0, seed: int = 0
+) -> dict[str, Any]:
+    """Errors of throughput, memory and ranking.
+
+    Args:
+        table: measured runs.
+        learned: what projects them.
+        calibrate: runs of each Fold that are revealed first, in seeded draws; 0 for none.
+        seed: of the draws.
+    """
+    measured = np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step")))
+    timed = table.take(measured)
+    projected = learned.predict(timed)
+    throughput = {
+        **sliced_metrics(timed, timed.tokens_per_s_per_gpu, projected),
+        "skipped": _skipped(table, measured, _no_throughput(table)),
+        "from_tflops": _from_tflops(table, learned),
+    }
+    if calibrate:
+        zero_shot = {name: throughput[name] for name in _METRICS}
+        throughput |= _calibrated(timed, learned, calibrate, seed)
+        throughput["zero_shot"] = zero_shot
+    return {
+        "throughput": throughput,
+        "memory": memory_json(table),
+        "groups": ranking_metrics(timed, timed.tokens_per_s_per_gpu, projected.value),
+        "defaults": dict(table.defaults),
+    }
+
+
+_METRICS = ("n", "mape", "median_ape", "p90_ape", "bias", "coverage90", "half_width90")
+
+
+def memory_json(table: RunTable) -> dict[str, Any]:
+    """Errors of peak memory in the reading of each row's counter; OOM rows apart.
+
+    ``stated`` are the rows whose recompute is stated.
+    """
+    held = np.flatnonzero(np.isfinite(table.peak_memory_gib) & ~table.out_of_memory)
+    peaks = table.take(held)
+    projected = memory_projected(peaks)
+    truth = peaks.peak_memory_gib
+    stated = np.flatnonzero(~peaks.recompute_unknown)
+    reasons = np.where(table.out_of_memory, "ran out of memory", "no peak memory is stated")
+    return {
+        **sliced_metrics(peaks, truth, projected, memory=True),
+        "stated": error_metrics(truth[stated], projected.take(stated)),
+        "out_of_memory": _out_of_memory(table),
+        "skipped": _skipped(table, held, reasons),
+    }
+
+
+def memory_projected(table: RunTable) -> Projected:
+    """Peak memory in GiB in the reading of each row's counter, with its 90% interval."""
+    cases = cases_of(table)
+    peak = counter_reading(cases, np.where(table.memory_counter == "", "device",
+                                           table.memory_counter))  # fmt: skip
+    half = GAUSSIAN_90 * np.broadcast_to(memory_log_sd(cases), (len(table),))
+    return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
+
+
+def _out_of_memory(table: RunTable) -> dict[str, Any]:
+    """OOM rows and how many of them would have been called fitting."""
+    failed = table.take(np.flatnonzero(table.out_of_memory))
+    if not len(failed):
+        return {"n": 0, "called_fitting": 0, "run_ids": []}
+    cases = cases_of(failed)
+    probability = fit_probability(
+        memory(cases).device_gib, cases.cluster.hbm_gib, memory_log_sd(cases)
+    )
+    fits = np.flatnonzero(probability >= 0.5)
+    return {
+        "n": len(failed),
+        "called_fitting": len(fits),
+        "run_ids": [str(failed.run_id[row]) for row in fits],
+    }
+
+
+def _no_throughput(table: RunTable) -> Column:
+    """Why each row has no throughput to compare with."""
+    reasons = np.full(len(table), "no throughput is stated", dtype=object)
+    reasons[table.throughput_from == "tflops"] = "only a TFLOP/s is printed: scored apart"
+    assumed = table.batch_assumed & (table.config.pp > 1)
+    reasons[assumed] = "gbs is missing: the pipeline's share of idle time is unknown"
+    return reasons
+
+
+def _skipped(table: RunTable, used: Column, reasons: Column) -> list[dict[str, str]]:
+    """Refused rows and rows without this measurement, in file order."""
+    entries = [(refusal.row, refusal.run_id, refusal.reason) for refusal in table.refused]
+    for row in np.setdiff1d(np.arange(len(table)), used):
+        entries.append((int(table.row[row]), str(table.run_id[row]), str(reasons[row])))
+    return [{"run_id": run_id, "reason": reason} for _, run_id, reason in sorted(entries)]
+
+
+def _from_tflops(table: RunTable, learned: Learned) -> dict[str, Any]:
+    """Errors on rows whose only figure is a printed TFLOP/s, whose definitions differ."""
+    rows = np.flatnonzero(table.throughput_from == "tflops")
+    printed = table.take(rows)
+    if not len(rows):
+        return error_metrics(np.empty(0), Projected.empty(0))
+    return error_metrics(printed.tokens_per_s_per_gpu, learned.predict(printed))
+
+
+def _calibrated(timed: RunTable, learned: Learned, runs: int, seed: int) -> Mapping[str, Any]:
+    """Metrics after ``runs`` runs of each Fold, Folds weighted equally, in all and by slice."""
+    measured = timed.tokens_per_s_per_gpu
+    everything = np.arange(len(timed))
+    drawn = calibration_draws(timed, [(everything, learned)], runs, DRAWS, seed)
+    metrics = calibration_metrics(measured, drawn)
+    result = {name: metrics[name] for name in _METRICS}
+    result["by"] = {
+        name: {
+            str(label): error_metrics(
+                measured[drawn.rows[here]], drawn.projected.take(here), drawn.weight[here]
+            )
+            for label in sorted(set(labels[drawn.rows].tolist()))
+            for here in [np.flatnonzero(labels[drawn.rows] == label)]
+        }
+        for name, labels in slice_labels(timed).items()
+    }
+    result["calibration"] = {
+        "runs": runs,
+        "seed": seed,
+        **{name: metrics[name] for name in ("draws", "folds", "mape_sd", "smaller_folds")},
+    }
+    return result

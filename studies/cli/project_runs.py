@@ -1,0 +1,48 @@
+"""The part of ``foretune project`` that takes a table of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from studies.cli.common import Output
+
+
+def project_runs(
+    output: Output, runs: Path, models: Path | None, csv: Path | None, calibration: Path | None
+) -> None:
+    """Projects every row of a table and writes the results to ``csv``.
+
+    Raises:
+        InputError: a file cannot be used, or ``csv`` is missing or cannot be written.
+    """
+    from specs.errors import InputError
+    from studies.accuracy import read_table
+    from studies.calibrating import calibrated_by
+    from studies.run_projections import projected_rows, write_rows
+
+    if csv is None:
+        raise InputError("project --runs needs --csv OUT, where the projections go.")
+    table = read_table(runs, models, with_results=False)
+    rows = projected_rows(table, calibrated_by(calibration))
+    try:
+        write_rows(csv, rows)
+    except OSError as error:
+        raise InputError(f"cannot write {csv}: {error.strerror}.") from None
+    refused = [row for row in rows if row["error"]]
+    output.say(
+        f"{len(rows) - len(refused)} of {len(rows)} rows projected, written to {csv}",
+        *(f"  {row['run_id']}: {row['error']}" for row in refused[:10]),
+        *([f"  ... and {len(refused) - 10} more"] if len(refused) > 10 else []),
+    )
+    if table.defaults:
+        applied = ", ".join(f"{name} ({count})" for name, count in table.defaults.items())
+        output.notes([f"defaults were applied where a row is silent: {applied}"])
+    output.result(
+        {
+            "rows": len(rows),
+            "projected": len(rows) - len(refused),
+            "errors": [{"run_id": r["run_id"], "error": r["error"]} for r in refused],
+            "defaults": dict(table.defaults),
+            "csv": str(csv),
+        }
+    )

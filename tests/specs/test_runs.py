@@ -1,0 +1,205 @@
+"""The measured-runs format: defaults, refusals, units and what words say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specs import catalog
+from specs.choices import Precision, Recompute, RecomputeMethod, Schedule, TrainingKind
+from specs.errors import InputError
+from specs.models_json import models_json
+from specs.run_rows import model_flops_per_token, publisher_of
+from specs.runs import comparison_sets, folds, read_runs, table_of
+from specs.stack import Framework
+
+DENSE = {
+    "run_id": "a", "source": "owner/repo docs/x.md, 1", "gpu": "H100-SXM", "gpus_per_node": "8",
+    "num_gpus": "64", "framework": "NeMo", "model": "llama3-70b", "precision": "bf16",
+    "seq_len": "8192", "gbs": "128", "mbs": "1", "tp": "4", "pp": "4", "dp": "4",
+    "recompute": "none", "tokens_per_s_per_gpu": "800",
+}  # fmt: skip
+
+
+def read(*rows: dict[str, str]) -> Any:
+    """A table of rows, each DENSE with changes."""
+    return table_of([DENSE | row for row in rows], catalog.model, catalog.gpu)
+
+
+def test_defaults_are_those_of_the_format() -> None:
+    table = read({})
+    config = table.config.config(0)
+    assert (config.cp, config.ep, config.vpp, config.etp) == (1, 1, 1, config.tp)
+    assert config.sharding.label == "none"
+    assert table.defaults["etp"] == table.defaults["cp"] == 1
+    sixteen_bit = read({"precision": ""})
+    assert sixteen_bit.config.config(0).precision is Precision.BF16
+
+
+def test_data_parallel_follows_from_the_gpu_count() -> None:
+    assert read({"dp": ""}).config.data_parallel(64)[0] == 4
+    assert read({"num_gpus": "", "dp": "4"}).clusters[0].num_gpus == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": ""}, "model is missing"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"gpu": "no-such-gpu"}, "no-such-gpu"),
+        ({"seq_len": ""}, "seq_len is missing"),
+        ({"gbs": "", "mbs": ""}, "gbs"),
+        ({"tp": "", "dp": ""}, "tp is missing"),
+        ({"tp": "five"}, "tp"),
+        ({"tp": "-1"}, "tp"),
+        ({"num_gpus": "63"}, "num_gpus 63"),
+        ({"precision": "int1"}, "int1"),
+        ({"precision": "nvfp4"}, "nvfp4 does not run on H100-SXM"),
+        ({"schedule": "zigzag"}, "zigzag"),
+        ({"layout": "Et|L"}, "layout"),
+        ({"peak_mem_gb": "10", "memory_unit": "acres"}, "memory_unit"),
+        ({"tokens_per_s_per_gpu": "fast"}, "tokens_per_s_per_gpu"),
+    ],
+)
+def test_a_bad_row_is_refused_alone_with_its_reason(change: dict[str, str], words: str) -> None:
+    table = read({"run_id": "good"}, {"run_id": "bad", **change})
+    assert list(table.run_id) == ["good"]
+    (refusal,) = table.refused
+    assert refusal.run_id == "bad"
+    assert refusal.row == 1
+    assert words in refusal.reason
+
+
+def test_throughput_comes_from_tokens_then_step_time_then_tflops() -> None:
+    tokens = read({"step_time_s": "1", "tflops_per_gpu": "1"})
+    assert (tokens.throughput_from[0], tokens.tokens_per_s_per_gpu[0]) == ("tokens", 800)
+    step = read({"tokens_per_s_per_gpu": "", "step_time_s": "20.48", "tflops_per_gpu": "1"})
+    assert step.throughput_from[0] == "step"
+    assert step.tokens_per_s_per_gpu[0] == pytest.approx(128 * 8192 / 20.48 / 64)
+    tflops = read({"tokens_per_s_per_gpu": "", "tflops_per_gpu": "400"})
+    flops = model_flops_per_token(catalog.model("llama3-70b"), 8192, causal=False)
+    assert tflops.throughput_from[0] == "tflops"
+    assert tflops.tokens_per_s_per_gpu[0] == pytest.approx(400e12 / flops)
+
+
+def test_memory_units_become_gib() -> None:
+    table = read(
+        {"peak_mem_gb": "64", "memory_unit": "GiB", "memory_counter": "reserved"},
+        {"peak_mem_gb": "64", "memory_unit": "GB", "memory_counter": "device"},
+    )
+    assert table.peak_memory_gib == pytest.approx([64.0, 64e9 / 2**30])
+    assert list(table.memory_counter) == ["reserved", "device"]
+
+
+@pytest.mark.parametrize(
+    ("label", "run_id", "schedule", "vpp"),
+    [
+        ("zb", "x-zb-1p", Schedule.ZB_H1, 1),
+        ("zb", "x-zb-2p", Schedule.ZB_H2, 1),
+        ("zb-v", "x", Schedule.ZBV, 2),
+        ("zbv", "x", Schedule.ZBV, 2),
+        ("v-half", "x", Schedule.V_HALF, 2),
+        ("v-min", "x", Schedule.V_MIN, 2),
+        ("1f1b", "x", Schedule.ONE_F_ONE_B, 1),
+        ("", "x", Schedule.ONE_F_ONE_B, 1),
+    ],
+)
+def test_schedule_labels(label: str, run_id: str, schedule: Schedule, vpp: int) -> None:
+    config = read({"schedule": label, "run_id": run_id}).config.config(0)
+    assert (config.schedule, config.vpp) == (schedule, vpp)
+
+
+def test_virtual_stages_without_a_label_are_interleaved() -> None:
+    assert read({"vpp": "5"}).config.config(0).schedule is Schedule.INTERLEAVED
+
+
+def test_recompute_that_is_not_stated_is_unknown_but_maxtext_is_full() -> None:
+    unknown = read({"recompute": ""})
+    assert unknown.recompute_unknown[0]
+    maxtext = read({"recompute": "", "framework": "MaxText"})
+    assert not maxtext.recompute_unknown[0]
+    assert maxtext.config.config(0).recompute is Recompute.FULL
+    some = read({"recompute": "full", "recompute_layers": "2"}).config.config(0)
+    assert (some.recompute_method, some.recompute_layers) == (RecomputeMethod.BLOCK, 2)
+
+
+def test_words_about_the_run_are_read() -> None:
+    table = read(
+        {"run_id": "x-70b-lora"},
+        {"run_id": "y-sft"},
+        {"run_id": "z-dense-cf1.25-pdbs4"},
+        {"notes": "capacity-factor 2 token dropping; cuda_graph_impl=full_iteration"},
+    )
+    kinds = [workload.kind for workload in table.workloads]
+    assert kinds[:3] == [TrainingKind.LORA, TrainingKind.FINETUNE, TrainingKind.PRETRAIN]
+    assert [w.capacity_factor for w in table.workloads] == [0.0, 0.0, 1.25, 2.0]
+    assert [stack.cuda_graphs for stack in table.stacks] == [False, False, False, True]
+
+
+def test_the_zero_bubble_fork_has_no_flash_attention() -> None:
+    forks = read(
+        {"framework": "Megatron-LM (sail-sg fork)"},
+        {"framework": "Megatron-LM (sail-sg VocabularyParallelism)"},
+        {"framework": "Megatron-LM", "source_date": "2021-04"},
+        {"framework": "Megatron-LM", "source_date": "2025-04"},
+    )
+    assert [s.flash_attention for s in forks.stacks] == [False, True, False, True]
+    assert {s.framework for s in forks.stacks} == {Framework.MEGATRON}
+
+
+def test_batch_that_is_not_stated_says_nothing_of_pipeline_throughput() -> None:
+    piped, single = read({"gbs": ""}, {"gbs": "", "pp": "1", "dp": "16"}).throughput_from
+    assert (piped, single) == ("", "tokens")
+
+
+@pytest.mark.parametrize(
+    ("source", "publisher"),
+    [
+        ("NVIDIA-NeMo/Megatron-Bridge docs/a.md, 26.06", "NVIDIA-NeMo/Megatron-Bridge"),
+        ("mlcommons/training_results_v5.0 AMD/results/x", "mlcommons/training_results_v5.0"),
+        ("Qi et al. 2024 Zero Bubble (arXiv 2401.10241), Table 4", "Qi et al. 2024 Zero Bubble"),
+        ("", "unknown"),
+    ],
+)
+def test_publisher_is_the_same_for_all_releases(source: str, publisher: str) -> None:
+    assert publisher_of(source) == publisher
+
+
+def test_folds_and_comparison_sets() -> None:
+    table = read(*({"mbs": str(m), "run_id": str(m)} for m in (1, 2, 4, 8)), {"gbs": "64"})
+    assert [list(rows) for rows in folds(table).values()] == [[0, 1, 2, 3, 4]]
+    assert [list(rows) for rows in comparison_sets(table).values()] == [[0, 1, 2, 3]]
+
+
+def test_a_file_that_is_no_table_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    with pytest.raises(InputError, match="cannot read"):
+        read_runs(path)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no table of runs"):
+        read_runs(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError):
+        read_runs(path)
+
+
+def test_results_are_not_read_where_a_table_is_only_projected(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    row = DENSE | {"tokens_per_s_per_gpu": "secret", "peak_mem_gb": "??"}
+    path.write_text(",".join(row) + "\n" + ",".join(f'"{v}"' for v in row.values()) + "\n")
+    assert len(read_runs(path)) == 0
+    table = read_runs(path, with_results=False)
+    assert len(table) == 1
+    assert not table.throughput_from[0]
+
+
+def test_public_runs_are_read_in_full(shared: Path) -> None:
+    measured = shared / "measured"
+    find = models_json(measured / "models.json").find
+    table = read_runs(measured / "runs.csv", find)
+    assert len(table) + len(table.refused) == 1312
+    assert len(table) >= 1230
+    assert (table.throughput_from != "").sum() >= 1170
+    assert all(refusal.reason for refusal in table.refused)
