@@ -117,3 +117,21 @@ def _covered(events: list[dict]) -> float:
         covered += max(stop - max(event["ts"], reach), 0.0)
         reach = max(reach, stop)
     return covered
+
+
+def test_document_shows_what_is_read(shared):
+    """Every number of the table of traces in docs/ingest.md."""
+    text = (Path(__file__).parents[2] / "docs" / "ingest.md").read_text()
+    names = ("b200_eager", "mi210_gpu_only", "mi300x_bert-small", "mi300x_qwen1.5-0.5b")
+    for name in names:
+        path = shared / "traces" / f"{name}.json.gz"
+        if not path.is_file():
+            pytest.skip(f"the trace {path} is not there")
+        trace = ingest(path, {}).trace
+        assert trace is not None
+        whole = trace.devices[0].whole
+        times = (
+            *(whole.total_us, whole.compute_us, whole.communication_us),
+            *(whole.exposed_communication_us, whole.idle_us),
+        )
+        assert f"| {name} | " + " | ".join(f"{t / 1000:.3f}" for t in times) + " |" in text
