@@ -60,6 +60,55 @@ def input_hash(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def open_study(
+    address: StorageAddress, name: str, inputs: Mapping[str, Any], metric: str
+) -> tuple[Study, str]:
+    """The study ``name`` of these inputs, resumed where it exists, and a note on what was done.
+
+    Where a study of that name was made from other inputs, a new one named after the hash of the
+    new inputs is used and the note says so. ``metric`` names the value of its trials.
+
+    Raises:
+        InputError: the storage cannot be opened.
+    """
+    import optuna
+    from optuna.study import StudyDirection
+
+    storage = open_storage(address)
+    digest = input_hash(inputs)
+    known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
+    chosen, note = name, ""
+    if name in known:
+        held = optuna.load_study(study_name=name, storage=storage).user_attrs
+        if held.get("input_hash", digest) != digest:
+            chosen = f"{name}-{digest[:8]}"
+            what = ", ".join(changed_inputs(held.get("inputs", {}), inputs)) or "inputs"
+            state = "goes on in" if chosen in known else "starts"
+            note = f"{what} changed since the study {name!r}, so this {state} {chosen!r}."
+    if chosen in known and not note:
+        note = f"resuming the study {chosen!r}."
+    study = optuna.create_study(
+        study_name=chosen,
+        storage=storage,
+        direction=StudyDirection.MAXIMIZE,
+        load_if_exists=True,
+    )
+    describe_study(study, {"inputs": dict(inputs), "schema_version": SCHEMA_VERSION})
+    describe_study(study, {"input_hash": digest})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names([metric])
+    return study, note
+
+
+def describe_study(study: Study, attributes: Mapping[str, Any]) -> None:
+    """Writes readable attributes on a study, those only that are new or changed."""
+    held = study.user_attrs
+    for key, value in attributes.items():
+        if held.get(key) != value:
+            study.set_user_attr(key, value)
+
+
 class Ledger:
     """A study opened for writing."""
 
@@ -84,35 +133,8 @@ class Ledger:
         Raises:
             InputError: the storage cannot be opened.
         """
-        import optuna
-        from optuna.study import StudyDirection
-
-        storage = open_storage(address)
-        digest = input_hash(inputs)
-        known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
-        chosen, note = name, ""
-        if name in known:
-            held = optuna.load_study(study_name=name, storage=storage).user_attrs
-            if held.get("input_hash", digest) != digest:
-                chosen = f"{name}-{digest[:8]}"
-                what = ", ".join(changed_inputs(held.get("inputs", {}), inputs)) or "inputs"
-                state = "goes on in" if chosen in known else "starts"
-                note = f"{what} changed since the study {name!r}, so this {state} {chosen!r}."
-        if chosen in known and not note:
-            note = f"resuming the study {chosen!r}."
-        study = optuna.create_study(
-            study_name=chosen,
-            storage=storage,
-            direction=StudyDirection.MAXIMIZE,
-            load_if_exists=True,
-        )
-        ledger = cls(study, address, note)
-        ledger.describe({"inputs": dict(inputs), "schema_version": SCHEMA_VERSION})
-        ledger.describe({"input_hash": digest})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(["tokens_per_s_per_gpu"])
-        return ledger
+        study, note = open_study(address, name, inputs, "tokens_per_s_per_gpu")
+        return cls(study, address, note)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -122,10 +144,7 @@ class Ledger:
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
         """Writes readable attributes on the study, those only that are new or changed."""
-        held = self._study.user_attrs
-        for key, value in attributes.items():
-            if held.get(key) != value:
-                self._study.set_user_attr(key, value)
+        describe_study(self._study, attributes)
 
     def note_illegal(self, config: TrainingConfig, proposer: str, reasons: list[str]) -> None:
         """Keeps an illegal proposal and the rules that refuse it as a note on the study."""
