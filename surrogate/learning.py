@@ -42,9 +42,6 @@ from surrogate.validation import (
 
 Floats = NDArray[np.float64]
 
-PRIOR_TIGHTNESS = 0.5
-"""Share of the prior sd of a constant that the fit grants it: the optimum of predicting Folds left
-out. The residual explains what wider constants would be bent to explain."""
 ROUNDS = 3
 """Gauss-Newton steps: a fourth moves few constants by more than 1%."""
 
@@ -115,7 +112,7 @@ class _Joint:
         names = self.design.names
         beliefs = [prior_of(name) for name in names]
         self.prior = np.log([belief[0] for belief in beliefs])
-        self.sd = PRIOR_TIGHTNESS * np.array([belief[1] for belief in beliefs])
+        self.sd = np.array([belief[1] for belief in beliefs])
         self.theta = np.array(
             [start.log_values.get(n, p) for n, p in zip(names, self.prior, strict=True)]
         )
