@@ -97,6 +97,8 @@ def memory_json(table: RunTable) -> dict[str, Any]:
 
 def memory_projected(table: RunTable) -> Projected:
     """Peak memory in GiB in the reading of each row's counter, with its 90% interval."""
+    if not len(table):
+        return Projected.empty(0)
     cases = cases_of(table)
     peak = counter_reading(cases, np.where(table.memory_counter == "", "device",
                                            table.memory_counter))  # fmt: skip

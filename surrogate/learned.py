@@ -95,6 +95,8 @@ class Learned:
 
     def predict(self, table: RunTable) -> Projected:
         """Tokens/s/GPU of the rows of a table of runs."""
+        if not len(table):
+            return Projected.empty(0)
         found = project(cases_of(table), self.constants, self)
         return Projected(found.tokens_per_s_per_gpu, found.lo90, found.hi90)
 
