@@ -1,0 +1,133 @@
+"""Traps that projections have fallen into (Primus projection at fd1eeab): a test for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specs.choices import (
+    MoeDispatcher,
+    Overlap,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    Schedule,
+    Sharding,
+)
+from specs.config import TrainingConfig
+from specs.errors import InputError
+from tests.surrogate.time_cases import part, seconds, study, with_cluster
+
+BASE = TrainingConfig(pp=4, ep=8, overlap=Overlap.DP)
+INTERLEAVED = BASE.changed(vpp=2, schedule=Schedule.INTERLEAVED)
+
+
+def recomputing(layers: int, **axes: int) -> TrainingConfig:
+    return INTERLEAVED.changed(
+        recompute=Recompute.FULL,
+        recompute_method=RecomputeMethod.BLOCK,
+        recompute_layers=layers,
+        **axes,
+    )
+
+
+def test_context_parallelism_is_no_free_throughput() -> None:
+    configs = [BASE.changed(cp=cp, ep=8) for cp in (1, 2, 4, 8)]
+    times = seconds(study(*configs))
+    # Splitting the sequence of a fixed batch saves nothing: the same work on the same GPUs.
+    assert np.all(np.diff(times) > -0.02 * times[:-1])
+    assert np.all(part(study(*configs), "cp")[1:] > 0)
+
+
+def test_recomputing_more_layers_costs_time() -> None:
+    times = seconds(study(recomputing(1), recomputing(3), recomputing(7)))
+    assert np.all(np.diff(times) > 0)
+
+
+def test_recompute_counts_layers_of_each_chunk() -> None:
+    # Block recompute counts per model chunk: 14 layers of a chunk that holds 7 are all of them.
+    times = seconds(study(recomputing(7), recomputing(14)))
+    assert times[0] == pytest.approx(times[1])
+
+
+def test_as_many_microbatches_as_stages_with_chunks_is_projected() -> None:
+    cases = study(INTERLEAVED.changed(pp=4), gbs=64)
+    assert cases.microbatches()[0] == 4
+    assert np.isfinite(seconds(cases)[0])
+
+
+def test_tensor_parallelism_pays_its_communication() -> None:
+    wide = BASE.changed(tp=8, etp=1, sequence_parallel=True, pp=1)
+    times = seconds(study(wide.changed(tp=1, sequence_parallel=False), wide))
+    assert part(study(wide), "tp")[0] > 0
+    assert times[1] > times[0]
+
+
+def test_deepep_and_fp8_have_an_effect() -> None:
+    plain = seconds(study(BASE))[0]
+    assert seconds(study(BASE.changed(moe_dispatcher=MoeDispatcher.DEEPEP)))[0] < plain
+    assert seconds(study(BASE.changed(precision=Precision.FP8)))[0] < 0.9 * plain
+
+
+def test_deepep_gains_with_topk_and_across_nodes() -> None:
+    deepep = BASE.changed(pp=1, ep=64, moe_dispatcher=MoeDispatcher.DEEPEP)
+    pair = study(deepep.changed(moe_dispatcher=MoeDispatcher.ALLTOALL), deepep, model="deepseek-v3")
+    plain, deduplicated = part(pair, "ep")
+    assert deduplicated < plain
+
+
+def test_network_of_the_cluster_counts() -> None:
+    cases = study(BASE.changed(ep=8), BASE.changed(tp=8, pp=1, ep=8, sequence_parallel=True))
+    slow = with_cluster(cases, link_bytes_per_s=float(cases.cluster.link_bytes_per_s) / 10)
+    assert np.all(seconds(slow) > 1.05 * seconds(cases))
+    slow_nic = with_cluster(cases, nic_bytes_per_s=float(cases.cluster.nic_bytes_per_s) / 10)
+    assert np.all(seconds(slow_nic) > seconds(cases))
+
+
+def test_1f1b_is_never_projected_as_zero_bubble() -> None:
+    plain, split = seconds(study(BASE, BASE.changed(schedule=Schedule.ZB_H1), gbs=128))
+    assert plain > split
+    assert part(study(BASE, gbs=128), "bubble")[0] > 0
+
+
+def test_full_recompute_of_no_layers_is_no_recompute() -> None:
+    none = BASE.changed(
+        recompute=Recompute.FULL, recompute_method=RecomputeMethod.BLOCK, recompute_layers=0
+    )
+    times = seconds(study(BASE, none))
+    assert times[0] == pytest.approx(times[1])
+
+
+def test_fully_sharded_parameters_are_gathered_every_microbatch() -> None:
+    once = BASE.changed(pp=1, sharding=Sharding.ZERO1)
+    pair = study(once, once.changed(sharding=Sharding.FSDP), gbs=1024)
+    assert part(pair, "dp")[1] > 2 * part(pair, "dp")[0]
+
+
+def test_zero_bubble_schedules_expose_data_parallel_communication() -> None:
+    pair = study(BASE, BASE.changed(schedule=Schedule.ZB_H1))
+    assert part(pair, "dp")[1] > part(pair, "dp")[0]
+
+
+def test_small_microbatches_wait_for_the_host() -> None:
+    tiny = study(
+        TrainingConfig(ep=8), model="qwen3-30b-a3b", gpu="B200", num_gpus=8, seq_len=1024, gbs=64
+    )
+    assert part(tiny, "host")[0] > 0.2 * seconds(tiny)[0]
+
+
+def test_busiest_expert_rank_sets_the_pace() -> None:
+    balanced, skewed = (
+        part(study(BASE, routing_imbalance=factor), "expert_gemm")[0] for factor in (1.0, 2.0)
+    )
+    assert skewed > 1.5 * balanced
+
+
+def test_format_that_the_gpu_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match="A100-80GB does not multiply in fp8"):
+        seconds(study(TrainingConfig(precision=Precision.FP8), model="llama3-8b", gpu="A100-80GB"))
+
+
+def test_no_gpu_projects_as_another() -> None:
+    speeds = {gpu: seconds(study(BASE, gpu=gpu))[0] for gpu in ("MI300X", "MI325X", "MI355X")}
+    assert speeds["MI300X"] > speeds["MI325X"] > speeds["MI355X"]
