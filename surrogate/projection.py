@@ -8,11 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from specs.choices import Precision
-from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
 from surrogate.cases import Cases, Column
 from surrogate.memory import fit_probability, memory, memory_by_stage, memory_log_sd
-from surrogate.step_time import StepTime, step_time
+from surrogate.step_time import LayerTable, StepTime, shared_layers, step_time
 from surrogate.time_constants import TimeConstants
 
 CHUNK_ROWS = 1 << 13
@@ -101,11 +100,12 @@ def project(
         InputError: a layout is malformed, or a GPU has no such number format.
     """
     constants, correction = _beliefs(constants, correction)
-    starts = range(0, len(cases), CHUNK_ROWS)
-    parts = [
-        _chunk(cases.take(slice(start, start + CHUNK_ROWS)), constants, correction)
-        for start in starts
-    ]
+    shared = shared_layers(cases, constants)
+    parts = []
+    for start in range(0, len(cases), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        layers = shared.take(rows) if shared else None
+        parts.append(_chunk(cases.take(rows), constants, correction, layers))
     return Projections(
         **{
             f.name: np.concatenate([getattr(part, f.name) for part in parts] or [np.empty(0)])
@@ -121,16 +121,15 @@ def throughput(
 ) -> Column:
     """The tokens/s/GPU of ``project`` alone, shape (n,), where memory is not asked for."""
     constants, correction = _beliefs(constants, correction)
+    shared = shared_layers(cases, constants)
     speed = np.empty(len(cases))
     for start in range(0, len(cases), CHUNK_ROWS):
-        part = cases.take(slice(start, start + CHUNK_ROWS))
-        _check_formats(part)
-        step = step_time(part, constants)
+        rows = slice(start, start + CHUNK_ROWS)
+        part = cases.take(rows)
+        step = step_time(part, constants, layers=shared.take(rows) if shared else None)
         tokens = part.workload.seq_len * part.workload.global_batch_size
         factor = correction.factor(part, step)
-        speed[start : start + CHUNK_ROWS] = (
-            tokens / part.cluster.num_gpus / step.step_time_s * factor
-        )
+        speed[rows] = tokens / part.cluster.num_gpus / step.step_time_s * factor
     return speed
 
 
@@ -145,10 +144,14 @@ def _beliefs(
     return constants or TimeConstants.shipped(), correction or PhysicsOnly()
 
 
-def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Projections:
+def _chunk(
+    cases: Cases,
+    constants: TimeConstants,
+    correction: Correction,
+    layers: LayerTable | None = None,
+) -> Projections:
     """Projections of one chunk."""
-    _check_formats(cases)
-    step = step_time(cases, constants)
+    step = step_time(cases, constants, layers=layers)
     learned = correction.corrected(cases, step)
     held = memory(cases)
     tokens_per_step = cases.workload.seq_len * cases.workload.global_batch_size
@@ -166,24 +169,6 @@ def _chunk(cases: Cases, constants: TimeConstants, correction: Correction) -> Pr
         ),
         trust=learned.trust,
     )
-
-
-def _check_formats(cases: Cases) -> None:
-    """Refuses number formats that a GPU does not multiply in."""
-    precision = cases.config.precision
-    needs_fp4 = precision >= int(Precision.NVFP4)
-    needs_fp8 = (precision >= int(Precision.FP8)) & ~needs_fp4
-    lacking = (needs_fp4 & (cases.cluster.peak_fp4_flops <= 0)) | (
-        needs_fp8 & (cases.cluster.peak_fp8_flops <= 0)
-    )
-    if np.any(lacking):
-        row = int(np.flatnonzero(np.broadcast_to(lacking, (len(cases),)))[0])
-        gpu = cases.gpus[int(np.broadcast_to(cases.cluster.gpu, (len(cases),))[row])]
-        label = Precision.labels()[int(precision[row])]
-        raise InputError(
-            f"{gpu.name} does not multiply in {label}; set precision to one of "
-            f"{', '.join(gpu.precisions)}."
-        )
 
 
 def projection_json(

@@ -133,10 +133,15 @@ def layer_table(cases: Cases, constants: TimeConstants) -> LayerTable:
 
     The rows of a study that agree in LAYER_AXES share their layers; rows of a table of runs do not.
     """
-    shared = np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0
-    shared = shared and np.ndim(cases.workload.seq_len) == np.ndim(cases.stack_index) == 0
-    if not shared:
-        return _own_layers(cases, constants.rates(cases))
+    return shared_layers(cases, constants) or _own_layers(cases, constants.rates(cases))
+
+
+def shared_layers(cases: Cases, constants: TimeConstants) -> LayerTable | None:
+    """``layer_table`` of a study; None for rows that have a layer each."""
+    one = np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0
+    one = one and np.ndim(cases.workload.seq_len) == np.ndim(cases.stack_index) == 0
+    if not one or not len(cases):
+        return None
     first, index = distinct_rows(
         tuple(np.asarray(getattr(cases.config, a), dtype=np.int64) for a in LAYER_AXES)
     )
