@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -69,3 +70,35 @@ def speed_command(
         ("step", "share"),
         [(name, f"{share:.1%}") for name, share in steps],
     )
+
+
+@bench_app.command("surrogate")
+def surrogate_command(
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", help="Folder with measured/ and profiles/.")
+    ],
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FILE", help="Write the accuracy page (Markdown).", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accuracy on runs, models, sources and kernels that were left out (minutes)."""
+    from datetime import date
+
+    from studies.accuracy_page import accuracy_page, summary_rows
+    from studies.surrogate_bench import STEPS, surrogate_bench
+
+    output = Output(as_json)
+    with output.progress("leaving out and learning again", STEPS) as advance:
+        content = surrogate_bench(data, advance)
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(accuracy_page(content, date.today().isoformat()), encoding="utf-8")
+        output.say(f"written to {page}")
+    if as_json:
+        output.result(content)
+    else:
+        output.table("accuracy on what was left out", ("line", "value"), summary_rows(content))
