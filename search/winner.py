@@ -1,49 +1,50 @@
-"""How probable it is that a config is the best of some candidates, over joint draws.
+"""How probable it is that a config is the best of some candidates, and what it is worth then.
 
-The constants of the physics are drawn once for all candidates, so what they have in common cancels
-and only what tells them apart counts. What the physics misses about a single config, and memory,
-are drawn on top.
+Throughput is drawn jointly (``Learned.joint_draws``), so what the candidates have in common cancels
+and only what tells them apart counts. Memory errors are shared by the configs of a study, too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from surrogate.cases import Cases
+from surrogate.learned import shipped
 from surrogate.memory import memory, memory_log_sd
-from surrogate.step_time import step_time
-from surrogate.time_constants import RateDesign, TimeConstants, prior_of
+from surrogate.uncertainty import best_probability, shrunk_winner
 
 Column = NDArray[Any]
 
-DRAWS = 256
-DENSE_RESIDUAL_SD, MOE_RESIDUAL_SD = 0.017, 0.051
-"""Spread of log throughput that no model explains: identical layouts of different submitters or
-releases differ by 1.7% (dense) and 5.1% (MoE) in the median of public runs (measured)."""
+DRAWS = 2000
 
 
-def win_probability(cases: Cases, draws: int = DRAWS, seed: int = 0) -> Column:
-    """P(best) of every row, shape (n,): the fastest that fits, counted over seeded joint draws.
+@dataclass(frozen=True)
+class Contest:
+    """Candidates drawn against each other.
 
-    The probabilities sum to the share of draws in which any candidate fits.
+    ``probability_best`` has shape (n,) and sums to the share of draws in which any candidate fits;
+    ``log_speed`` are joint draws of log tokens/s/GPU, shape (draws, n).
     """
-    generator = np.random.default_rng(seed)
-    constants = TimeConstants.shipped()
-    design = RateDesign(cases, only=constants.log_values)  # type: ignore[arg-type]
-    centre = np.array([constants.log_values[name] for name in design.names])
-    spread = np.array([prior_of(name)[1] for name in design.names])
-    residual = np.where(cases.model.num_experts > 0, MOE_RESIDUAL_SD, DENSE_RESIDUAL_SD)
-    device_gib, memory_sd = memory(cases).device_gib, memory_log_sd(cases)
-    wins = np.zeros(len(cases))
-    for _ in range(draws):
-        rates = design.rates(centre + spread * generator.standard_normal(len(centre)))
-        log_speed = -np.log(step_time(cases, rates=rates).step_time_s)
-        log_speed += residual * generator.standard_normal(len(cases))
-        held = device_gib * np.exp(memory_sd * generator.standard_normal())
-        log_speed[held > cases.cluster.hbm_gib] = -np.inf
-        winner = int(np.argmax(log_speed))
-        wins[winner] += np.isfinite(log_speed[winner])
-    return wins / draws
+
+    probability_best: Column
+    log_speed: Column
+
+    def shrunk(self, winner: int) -> float:
+        """Tokens/s/GPU to expect of the candidate that is reported as the best of them.
+
+        The best of many noisy estimates is too good to be true (``shrunk_winner``).
+        """
+        return float(np.exp(shrunk_winner(self.log_speed, winner)))
+
+
+def contest(cases: Cases, seed: int = 0) -> Contest:
+    """Draws the rows of ``cases``, some candidates of one study, against each other."""
+    log_speed = shipped().joint_draws(cases, DRAWS, seed)
+    held = memory(cases).device_gib
+    error = memory_log_sd(cases) * np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
+    fits = held * np.exp(error) <= cases.cluster.hbm_gib
+    return Contest(best_probability(log_speed, fits), log_speed)

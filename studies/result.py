@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from search.attribution import Attribution, attribute
-from search.winner import win_probability
+from search.winner import contest
 from specs.config import AXES, ConfigTable, TrainingConfig
 from studies.oracles import projection
 from studies.training import Study
@@ -40,13 +40,15 @@ class Found:
 class Result:
     """What a study found.
 
-    ``best`` is the trial of the highest expected throughput, ``optimum`` the fastest config of the
-    whole space that fits as likely as not. ``baseline`` and ``attribution`` are None where the
-    baseline is illegal on the cluster.
+    ``best`` is the trial of the highest expected throughput and ``shrunk_tokens_per_s_per_gpu``
+    what to expect of it, knowing that it was picked as the best of many estimates; ``optimum`` is
+    the fastest config of the whole space that fits as likely as not. ``baseline`` and
+    ``attribution`` are None where the baseline is illegal on the cluster.
     """
 
     study: Study
     best: Found
+    shrunk_tokens_per_s_per_gpu: float
     optimum: Found
     baseline: Found | None
     shortlist: tuple[Found, ...]
@@ -59,6 +61,7 @@ class Result:
             "study_name": study.name,
             "storage": study.storage,
             "best": self.best.as_json(),
+            "shrunk_tokens_per_s_per_gpu": self.shrunk_tokens_per_s_per_gpu,
             "optimum": self.optimum.as_json(),
             "baseline": self.baseline.as_json() if self.baseline else None,
             "shortlist": [found.as_json() for found in self.shortlist],
@@ -87,8 +90,8 @@ def result_of(study: Study, seed: int = 0) -> Result:
     fitting = [trial.config for trial in study.trials if trial.fits]
     fastest = study.ranking.fastest or best.config
     candidates = list(dict.fromkeys([best.config, fastest, *study.shortlist, *fitting]))
-    chances = win_probability(job.cases(ConfigTable.from_configs(candidates)), seed=seed)
-    probability = dict(zip(candidates, chances.tolist(), strict=True))
+    drawn = contest(job.cases(ConfigTable.from_configs(candidates)), seed)
+    probability = dict(zip(candidates, drawn.probability_best.tolist(), strict=True))
 
     def found(config: TrainingConfig) -> Found:
         return Found(config, projection(job, config), probability.get(config, 0.0))
@@ -99,6 +102,7 @@ def result_of(study: Study, seed: int = 0) -> Result:
     return Result(
         study=study,
         best=winner,
+        shrunk_tokens_per_s_per_gpu=drawn.shrunk(candidates.index(best.config)),
         optimum=winner if winner.speed >= optimum.speed else optimum,
         baseline=found(baseline.config) if baseline else None,
         shortlist=tuple(found(config) for config in study.shortlist),

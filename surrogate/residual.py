@@ -34,9 +34,9 @@ MOE_SIGNAL_FACTOR = 1.44
 DENSE_NOISE_SD, MOE_NOISE_SD = 0.023, 0.10
 """Scatter of runs with equal stated layout: releases, kernels and flags that no row states."""
 STUDENT_DEGREES = 4.0
-NEGLIGIBLE = 0.003
+NEGLIGIBLE = 1e-5
 """Facts of a study whose covariance with every row is below this share of the largest are left
-out: together they move a mean by less than 0.1%."""
+out: together they move a mean by less than 1e-4, so that a row means the same in any company."""
 NEAREST = 96
 """Facts of a study that its spread is computed from: those most alike; the others say little."""
 

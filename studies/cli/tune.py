@@ -98,6 +98,10 @@ def show_result(output: Output, result: Result) -> None:
         rows.append(("fastest that may fit", result.optimum))
     output.table("", _HEADER, [_row(name, found) for name, found in rows if found])
     output.say("", f"best: {describe(best.config)}", f"best: {bottleneck(best.projection)}")
+    output.say(
+        f"best: P(best) {best.probability_best:.0%}; {result.shrunk_tokens_per_s_per_gpu:,.0f} "
+        "tokens/s/GPU after shrinkage for having been picked as the best of many estimates"
+    )
     if result.baseline and result.attribution:
         gain = result.attribution.together
         output.say(f"best over baseline: {gain:+.1%}")
