@@ -33,9 +33,11 @@ WORKLOAD_KEYS = {
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Name -> file of the studies that come with foretune."""
+    """Name -> file of the training studies that come with foretune."""
     folder = Path(str(resources.files("studies")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    # Those of ``foretune toolbox`` lie beside them and have a format of their own.
+    paths = [path for path in folder.glob("*.yaml") if not path.stem.startswith("toolbox_")]
+    return {path.stem: path for path in sorted(paths)}
 
 
 def find_input(text: str) -> Path:

@@ -13,6 +13,7 @@ from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
 from studies.cli.project import project_command
 from studies.cli.space import space_command
+from studies.cli.toolbox import toolbox_command
 from studies.cli.tune import tune_command
 from studies.cli.validate import validate_command
 
@@ -39,6 +40,7 @@ app.command("validate")(validate_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
 app.command("ingest")(ingest_command)
+app.command("toolbox")(toolbox_command)
 app.add_typer(bench_app, name="bench")
 
 

@@ -1,0 +1,117 @@
+"""How often a keep rule errs, on recorded noise: series are resampled from raw repeats.
+
+A table of noise holds, for each operating point, the raw times of several processes that run the
+same program. A resampled series draws for every arm of every block one of the processes and from it
+the runs, so that the difference between processes is in it. A true gain divides the candidate's
+times.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specs.errors import InputError
+from studies.toolbox.decision import Rule, judge, log_ratios
+from studies.toolbox.verdicts import Verdict
+
+Floats = NDArray[np.float64]
+
+ROCKET_RUNS = 3
+ROCKET_KEEPS_AT = 1.02
+"""Rule of KMaruthi2002/rocket, orchestrator.py: the mean of 3 runs at 1.02 of a stored baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRates:
+    """Shares of the series in which a rule keeps, drops, or ends otherwise, and blocks it took."""
+
+    keep: float
+    drop: float
+    other: float
+    blocks: float
+
+
+def null_knob() -> dict[str, list[Floats]]:
+    """Raw latencies of vLLM on one MI300X at two ``gpu_mem_util`` that change nothing.
+
+    Operating point to the runs of its processes. Source: column ``source`` of the table.
+    """
+    return read_null_knob(resources.files("studies.toolbox") / "data" / "mi300x_null_knob.csv")
+
+
+def read_null_knob(path: Path | resources.abc.Traversable) -> dict[str, list[Floats]]:
+    """Reads a table with the columns batch, isl, osl and raw_s (times joined by ``;``).
+
+    Raises:
+        InputError: a column is missing or a time is not above 0.
+    """
+    points: dict[str, list[Floats]] = {}
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if not {"batch", "isl", "osl", "raw_s"} <= set(row):
+                raise InputError(f"{path} needs the columns batch, isl, osl and raw_s.")
+            times = np.array([float(text) for text in row["raw_s"].split(";")])
+            if times.min() <= 0:
+                raise InputError(f"{path} has a time that is not above 0.")
+            point = f"batch {row['batch']}, {row['isl']}+{row['osl']} tokens"
+            points.setdefault(point, []).append(times)
+    return points
+
+
+def keep_rates(
+    noise: Mapping[str, Sequence[Floats]], gain: float, rule: Rule, series: int, seed: int
+) -> KeepRates:
+    """What the rule does with candidates that are truly ``gain`` faster (0: identical copies)."""
+    generator = np.random.default_rng(seed)
+    points = list(noise.values())
+    ends: list[tuple[Verdict, int]] = []
+    for _ in range(series):
+        processes = points[generator.integers(len(points))]
+        ends.append(_one_series(processes, gain, rule, generator))
+    verdicts = np.array([verdict for verdict, _ in ends])
+    keep = float((verdicts == Verdict.KEEP).mean())
+    drop = float((verdicts == Verdict.DROP).mean())
+    return KeepRates(keep, drop, 1 - keep - drop, float(np.mean([blocks for _, blocks in ends])))
+
+
+def _one_series(
+    processes: Sequence[Floats], gain: float, rule: Rule, generator: np.random.Generator
+) -> tuple[Verdict, int]:
+    """The verdict on one resampled series and the blocks it took."""
+    blocks: list[Floats] = []
+    control: list[Floats] = []
+    while True:
+        base, copy, other = (_runs(processes, rule.pairs, generator) for _ in range(3))
+        blocks.append(log_ratios(base, other / (1 + gain)))
+        control.append(log_ratios(base, copy))
+        judgement = judge(blocks, control, rule)
+        if judgement.verdict is not None:
+            return judgement.verdict, len(blocks)
+
+
+def _runs(processes: Sequence[Floats], runs: int, generator: np.random.Generator) -> Floats:
+    """Runs of one process, drawn at random."""
+    process = processes[int(generator.integers(len(processes)))]
+    return generator.choice(process, runs)
+
+
+def rocket_keep_rate(
+    noise: Mapping[str, Sequence[Floats]], gain: float, series: int, seed: int
+) -> float:
+    """How often ROCKET's rule keeps the same candidates."""
+    generator = np.random.default_rng(seed)
+    points = list(noise.values())
+    kept = 0
+    for _ in range(series):
+        processes = points[generator.integers(len(points))]
+        base = _runs(processes, ROCKET_RUNS, generator).mean()
+        other = _runs(processes, ROCKET_RUNS, generator).mean() / (1 + gain)
+        kept += bool(base / other >= ROCKET_KEEPS_AT)
+    return kept / series
