@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
@@ -80,9 +81,22 @@ class SurrogateOracle:
             tokens_per_s_per_gpu=content["throughput"]["tokens_per_s_per_gpu"],
             memory_gib=content["memory"]["peak_gib"] - content["memory"]["capacity_gib"],
             fit_probability=content["memory"]["fit_probability"],
-            details={"projection": content},
+            details={"projection": content, **at_a_glance(content)},
             cost_s=time.perf_counter() - started,
         )
+
+
+def at_a_glance(content: Mapping[str, Any]) -> dict[str, float | str]:
+    """The few numbers of a projection that tables of trials show, rounded for reading."""
+    speed, memory = content["throughput"], content["memory"]
+    low, high = speed["interval90"]
+    return {
+        "interval90": f"{low:,.0f} to {high:,.0f}",
+        "step_time_s": float(f"{speed['step_time_s']:.4g}"),
+        "mfu": round(speed["mfu"], 3),
+        "peak_gib": round(memory["peak_gib"], 1),
+        "trust": str(speed["trust"]),
+    }
 
 
 def projection(job: Job, config: TrainingConfig) -> dict[str, Any]:

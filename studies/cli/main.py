@@ -9,9 +9,11 @@ import typer
 from studies.cli.bench import bench_app
 from studies.cli.calibrate import calibrate_command
 from studies.cli.common import run
+from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
 from studies.cli.project import project_command
+from studies.cli.report import report_command
 from studies.cli.space import space_command
 from studies.cli.toolbox import toolbox_command
 from studies.cli.tune import tune_command
@@ -39,6 +41,8 @@ app.command("space")(space_command)
 app.command("validate")(validate_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
+app.command("report")(report_command)
+app.command("dashboard")(dashboard_command)
 app.command("ingest")(ingest_command)
 app.command("toolbox")(toolbox_command)
 app.add_typer(bench_app, name="bench")

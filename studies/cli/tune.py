@@ -56,6 +56,8 @@ def tune_command(
     from studies.inputs import resolve
     from studies.outputs import write_files
     from studies.result import result_of
+    from studies.showcase import show_study
+    from studies.storage import storage_address
     from studies.training import StudyOptions, run_study
 
     output = Output(as_json)
@@ -70,6 +72,9 @@ def tune_command(
     answer = why_not(job, result.best.config, asked) if asked else None
     files, refusals = write_files(result)
     output.notes(refusals)
+    address = storage_address(storage, out / "foretune.db")
+    with output.progress("notes and graphs on the study", None):
+        show_study(address, out, result.as_json(files), files)
     if as_json:
         output.result(result.as_json(files, answer.as_json() if answer else None))
         return

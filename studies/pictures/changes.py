@@ -18,8 +18,8 @@ class Change:
 
 
 def changes(effects: Sequence[Change]) -> Picture:
-    """Bars of the gain in percent, two a change."""
-    names = [wrapped(effect.name) for effect in effects]
+    """Bars of the gain in percent, two a change; changes are lettered in their order."""
+    names = [f"{letter(i)}: {wrapped(effect.name)}" for i, effect in enumerate(effects)]
     traces = [
         {
             "type": "bar",
@@ -44,12 +44,18 @@ def changes(effects: Sequence[Change]) -> Picture:
     )
 
 
-def wrapped(text: str, width: int = 26) -> str:
-    """Text broken into lines of about ``width`` characters, as Plotly breaks them."""
+def letter(index: int) -> str:
+    """A, B, C ... by which pictures and tables name the changes."""
+    return chr(ord("A") + index)
+
+
+def wrapped(text: str, width: int = 26, most: int = 3) -> str:
+    """Text broken into at most ``most`` lines of about ``width`` characters, Plotly's way."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + len(word) >= width:
             lines.append(word)
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
-    return "<br>".join(lines)
+    cut = lines[:most] if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} ..."]
+    return "<br>".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in cut)

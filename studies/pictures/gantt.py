@@ -17,6 +17,10 @@ OTHER_CHUNKS = {"forward": "#8ab6e3", "backward": "#eeb277", "input gradient": "
 """Lighter for every second model chunk, so that interleaving can be seen."""
 
 
+FINE = 400
+"""Tasks from which lines between them would cover them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A task of a rank: ``kind`` is a key of KINDS, times are seconds from the start."""
@@ -53,7 +57,7 @@ def gantt(slots: Sequence[Slot], until_s: float) -> Picture:
                     "hovertemplate": "%{text}<br>%{x:.3g} s from %{base:.3g} s<extra></extra>",
                     "marker": {
                         "color": OTHER_CHUNKS.get(kind, PURPLE) if lighter else color,
-                        "line": {"width": 0.4, "color": "rgba(255,255,255,0.7)"},
+                        "line": {"width": 0.5 if len(slots) < FINE else 0, "color": "#ffffff"},
                     },
                 }
             )

@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from studies.pictures.changes import wrapped
+from studies.pictures.changes import letter
 from studies.pictures.style import Picture, picture
 
 
-def interactions(pairs: Sequence[tuple[str, str, float]]) -> Picture:
-    """A heat map of pairs of changes; ``pairs`` holds two names and a fraction of throughput."""
-    names = list(dict.fromkeys(name for first, second, _ in pairs for name in (first, second)))
+def interactions(names: Sequence[str], pairs: Sequence[tuple[str, str, float]]) -> Picture:
+    """A heat map of pairs of changes.
+
+    Args:
+        names: the changes in their order, which are lettered A, B, C ...
+        pairs: two names and what they bring together beyond what they bring apart, a fraction.
+    """
+    letters = [letter(index) for index in range(len(names))]
     gain = {frozenset(pair): 100 * value for *pair, value in pairs}
     cells = [[gain.get(frozenset((row, column))) for column in names] for row in names]
     most = max((abs(value) for value in gain.values()), default=1.0) or 1.0
     heat = {
         "type": "heatmap",
-        "x": [wrapped(name, 16) for name in names],
-        "y": [wrapped(name, 22) for name in names],
+        "x": letters,
+        "y": letters,
         "z": cells,
         "zmid": 0,
         "zmin": -most,
         "zmax": most,
         "colorscale": [[0, "#d1495b"], [0.5, "#f2f2f2"], [1, "#2f9e6b"]],
-        "colorbar": {"ticksuffix": "%", "thickness": 12},
+        "showscale": False,
         "xgap": 2,
         "ygap": 2,
-        "texttemplate": "%{z:+.1f}%",
-        "textfont": {"color": "#1b1b1b"},
-        "hovertemplate": "%{x} with %{y}: %{z:+.1f}%<extra></extra>",
+        "text": [["" if v is None else f"{v:+.1f}%" for v in row] for row in cells],
+        "texttemplate": "%{text}",
+        "textfont": {"color": "#1b1b1b", "size": 12},
+        "customdata": [[f"{row}<br>with {column}" for column in names] for row in names],
+        "hovertemplate": "%{customdata}: %{z:+.1f}%<extra></extra>",
         "hoverongaps": False,
     }
     return picture(
         [heat],
-        {"title": {"text": ""}, "tickangle": 0, "showgrid": False},
+        {"title": {"text": ""}, "tickangle": 0, "showgrid": False, "side": "top"},
         {"title": {"text": ""}, "autorange": "reversed", "showgrid": False},
-        height=160 + 70 * len(names),
+        height=70 + 46 * len(names),
+        margin={"l": 40, "r": 20, "t": 40, "b": 16},
     )

@@ -18,10 +18,11 @@ def front(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def pareto(attempts: Sequence[Attempt], capacity_gib: float) -> Picture:
-    """Throughput over memory; the line joins the trials that no other dominates."""
+    """Throughput over memory up to twice the capacity; the line joins what nothing dominates."""
     accepted = [attempt for attempt in attempts if attempt.fits]
     refused = [attempt for attempt in attempts if not attempt.fits]
     best = front(attempts)
+    most = 1.05 * max(capacity_gib, *(attempt.peak_gib for attempt in attempts))
     joined = dots(best, [a.peak_gib for a in best], "Pareto front", GREEN)
     joined |= {"mode": "lines+markers", "line": {"color": GREEN, "width": 2, "shape": "hv"}}
     traces = [
@@ -35,7 +36,10 @@ def pareto(attempts: Sequence[Attempt], capacity_gib: float) -> Picture:
     )  # fmt: skip
     return picture(
         traces,
-        {"title": {"text": "peak memory of the fullest stage, GiB"}, "rangemode": "tozero"},
+        {
+            "title": {"text": "peak memory of the fullest stage, GiB"},
+            "range": [0, min(most, 2 * capacity_gib)],
+        },
         {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
         shapes=[line(x=capacity_gib)],
         annotations=[words],

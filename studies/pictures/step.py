@@ -43,9 +43,9 @@ def step_parts(
     ]
     return picture(
         traces,
-        "seconds a step",
+        {"title": {"text": ""}, "ticksuffix": " s"},
         {"title": {"text": ""}, "autorange": "reversed"},
-        height=150 + 60 * len(names),
+        height=170 + 60 * len(names),
         barmode="stack",
-        legend={"orientation": "h", "x": 0, "y": -0.45, "yanchor": "top", "traceorder": "normal"},
+        legend={"orientation": "h", "x": 0, "y": -0.25, "yanchor": "top", "traceorder": "normal"},
     )

@@ -53,7 +53,13 @@ def picture(
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": INK, "size": 13},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1.02,
+                "yanchor": "bottom",
+                "traceorder": "normal",
+            },
             "hovermode": "closest",
             **layout,
         },
@@ -65,12 +71,19 @@ def _axis(axis: str | dict[str, Any]) -> dict[str, Any]:
     return {"gridcolor": GRID, "zerolinecolor": GRID, "automargin": True, **given}
 
 
+BOARD_HEIGHT = 440
+"""Pixels that optuna-dashboard leaves a graph."""
+
+
 def titled(shown: Picture, title: str) -> Picture:
-    """The picture with a title inside it, for viewers that show nothing around it."""
+    """The picture with a title inside it, as high as optuna-dashboard leaves it room."""
     layout = shown["layout"]
-    margin = {**layout["margin"], "t": layout["margin"]["t"] + 44}
-    named = {"text": title, "x": 0, "xref": "paper", "y": 0.98, "yref": "container"}
-    return {**shown, "layout": {**layout, "title": named, "margin": margin}}
+    margin = {**layout["margin"], "t": layout["margin"]["t"] + 62}
+    named = {"text": title, "x": 0.02, "xref": "container", "y": 0.97, "yref": "container"}
+    return {
+        **shown,
+        "layout": {**layout, "title": named, "margin": margin, "height": BOARD_HEIGHT},
+    }
 
 
 def line(x: float | None = None, y: float | None = None) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Showcase: writes the result, notes, graphs and artifacts of a finished study on the study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from studies.boards import Board, artifact_folder
+from studies.files import to_json
+from studies.pictures.axis_effects import axis_effects
+from studies.pictures.changes import Change, changes
+from studies.pictures.gantt import gantt
+from studies.pictures.incumbent import incumbent
+from studies.pictures.interactions import interactions
+from studies.pictures.measured import measured
+from studies.pictures.memory import memory_by_stage
+from studies.pictures.pareto import pareto
+from studies.pictures.style import Picture, titled
+from studies.report.evidence import comparisons
+from studies.report.facts import RESULT, StudyFacts, load, read_facts
+from studies.report.timetable import timetable
+from studies.report.whatif import neighbours
+from studies.storage import StorageAddress
+from studies.trial_notes import study_note, trial_note
+
+BOARD_AXES = 10
+"""Axes that a graph of optuna-dashboard has room for."""
+OMITTED = ("files", "illegal_proposals", "why")
+"""Parts of the JSON of ``tune`` that the study keeps elsewhere or not at all."""
+
+
+def show_study(
+    address: StorageAddress, out: Path, result: Mapping[str, Any], files: Sequence[Path]
+) -> None:
+    """Makes a study readable in any optuna-dashboard.
+
+    Args:
+        address: storage of the study.
+        out: folder of results, where artifacts go if the storage is a server.
+        result: the JSON of ``tune``.
+        files: launch files, pictures and whatever else belongs to the study.
+    """
+    import json
+
+    name = str(result["study_name"])
+    study = load(address, name)
+    kept = json.loads(to_json({k: v for k, v in result.items() if k not in OMITTED}))
+    if study.user_attrs.get(RESULT) != kept:
+        study.set_user_attr(RESULT, kept)
+    facts = read_facts(address, name)
+    board = Board(study, artifact_folder(address.path, out))
+    pictures = graphs(facts)
+    for key, (title, picture) in pictures.items():
+        board.graph(key, titled(picture, title))
+    board.note(study_note(facts, [title for title, _ in pictures.values()]))
+    for trial in facts.trials:
+        board.note(trial_note(facts, trial), trial.number)
+    best = [trial.number for trial in facts.trials if trial.config == facts.best.config]
+    for path in files:
+        board.artifact(path)
+        if path.stem == "best":
+            for number in best:
+                board.artifact(path, number)
+
+
+def graphs(facts: StudyFacts) -> dict[str, tuple[str, Picture]]:
+    """Pictures of a study by name, each with its title; only those that show something."""
+    compared = [("baseline", facts.baseline), ("best", facts.best)]
+    stages = {name: answer.memory["stages"] for name, answer in compared if answer}
+    found: dict[str, tuple[str, Picture]] = {
+        "incumbent": ("Best config over the trials", incumbent(facts.attempts)),
+        "memory": ("Memory by stage", memory_by_stage(stages, facts.capacity_gib)),
+        "pareto": ("Throughput against memory", pareto(facts.attempts, facts.capacity_gib)),
+    }
+    near = neighbours(facts.job, facts.best.config, facts.result["space"]["axes"])
+    if near:
+        found["axes"] = ("The best config with one axis changed", axis_effects(near, BOARD_AXES))
+    attribution = facts.result["attribution"]
+    if attribution and attribution["effects"]:
+        effects = [Change(e["change"], e["alone"], e["last"]) for e in attribution["effects"]]
+        found["changes"] = ("What each change brings", changes(effects))
+        pairs = [(p["first"], p["second"], p["gain"]) for p in attribution["synergies"]]
+        if pairs:
+            names = [effect.name for effect in effects]
+            found["interactions"] = ("Pairs of changes", interactions(names, pairs))
+    if facts.best.config.pp > 1:
+        line = timetable(facts.job, facts.best.config)
+        found["pipeline"] = ("Pipeline of the best config", gantt(line.slots, line.end_s))
+    runs = comparisons(facts)
+    if runs:
+        found["measured"] = ("Projected against measured", measured(runs))
+    return found
