@@ -12,7 +12,7 @@ reweighted as in Student-t regression, so that a mislabelled row does not pull i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,11 +34,21 @@ MOE_SIGNAL_FACTOR = 1.44
 DENSE_NOISE_SD, MOE_NOISE_SD = 0.023, 0.10
 """Scatter of runs with equal stated layout: releases, kernels and flags that no row states."""
 STUDENT_DEGREES = 4.0
-NEGLIGIBLE = 1e-5
-"""Facts of a study whose covariance with every row is below this share of the largest are left
-out: together they move a mean by less than 1e-4, so that a row means the same in any company."""
+NEGLIGIBLE = 1e-3
+"""Facts whose covariance with a study is below this share of the largest are left out of it:
+together they move a mean by less than 1e-3."""
 NEAREST = 96
 """Facts of a study that its spread is computed from: those most alike; the others say little."""
+REMEMBERED = 16
+"""Studies whose facts are kept at hand."""
+_OF_STUDY = [
+    FEATURES.index(name)
+    for name in (
+        *("seq_len", "gpus", "hidden_size", "lora", "drops_tokens", "capacity_factor"),
+        *("experts", "cuda_graphs"),
+    )
+]
+"""Coordinates that do not depend on the config."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,15 @@ class Prediction:
     mean: Column
     sd: Column
     noise_sd: Column
+
+
+@dataclass(frozen=True)
+class _StudyFacts:
+    """Facts of one study: coordinates, weights, and the Cholesky factor of the first few."""
+
+    points: Floats
+    weights: Floats
+    factor: Floats
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,9 @@ class Residual:
     labels: Mapping[str, Column]
     errors: Floats
     noise: Floats
+    _studies: dict[Any, tuple[_StudyFacts, Floats]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -86,17 +108,17 @@ class Residual:
         return cls(points, labels, np.asarray(log_errors, dtype=np.float64), noise)
 
     @cached_property
-    def _factor(self) -> Floats:
+    def factor(self) -> Floats:
         """Lower Cholesky factor of the covariance of the facts."""
         prior = covariance(self.points, self.labels, self.points, self.labels)
         return np.asarray(np.linalg.cholesky(prior + np.diag(self.noise)), dtype=np.float64)
 
     @cached_property
-    def _weights(self) -> Floats:
+    def weights(self) -> Floats:
         """Weight of each fact in a mean."""
         from scipy.linalg import cho_solve
 
-        solved: Floats = cho_solve((self._factor, True), self.errors)
+        solved: Floats = cho_solve((self.factor, True), self.errors)
         return solved
 
     def predict(self, cases: Cases, with_sd: bool = True) -> Prediction:
@@ -114,54 +136,69 @@ class Residual:
             return Prediction(found.mean[index], found.sd[index], found.noise_sd[index])
         points, labels = features(cases), classes(cases)
         shared = covariance(points, labels, self.points, self.labels)
-        return self._from_shared(shared, labels["moe"] == "moe", with_sd, None)
+        return self._from_shared(shared, labels["moe"] == "moe", with_sd, self)
 
     def _predict_study(self, cases: Cases, with_sd: bool) -> Prediction:
-        """Rows that share model, GPU and stack."""
+        """Rows that share model, GPU and stack; each gets the same in any company."""
         points = features(cases)
         one = {name: column[:1] for name, column in classes(cases.take(slice(0, 1))).items()}
         moe = np.broadcast_to(one["moe"] == "moe", (len(cases),))
         if not len(self) or not len(cases):
-            return self._from_shared(np.empty((len(cases), len(self))), moe, with_sd, None)
-        # No row is nearer to a fact than the box that holds them all.
-        low, high = points.min(axis=0), points.max(axis=0)
-        gap = np.maximum(np.maximum(low - self.points, self.points - high), 0.0)
-        at_class = class_covariance(one, self.labels)[0]
-        bound = at_class * np.exp(-0.5 * np.square(gap).sum(axis=1))
-        near = np.flatnonzero(bound > NEGLIGIBLE * bound.max())
+            return self._from_shared(np.empty((len(cases), 0)), moe, with_sd, self)
+        facts, scale = self._facts_of(points[0], one)
         # Single precision: exponentials are four times faster and off by less than 1e-5.
-        rows, facts = points.astype(np.float32), self.points[near].astype(np.float32)
-        shared = rows @ facts.T
-        shared -= 0.5 * np.square(facts).sum(axis=1)
+        rows, theirs = points.astype(np.float32), facts.points.astype(np.float32)
+        shared = rows @ theirs.T
+        shared -= 0.5 * np.square(theirs).sum(axis=1)
         shared -= 0.5 * np.square(rows).sum(axis=1)[:, None]
         np.exp(np.minimum(shared, 0.0, out=shared), out=shared)
-        shared *= at_class[near].astype(np.float32)
-        return self._from_shared(shared.astype(np.float64), moe, with_sd, near)
+        shared *= scale
+        return self._from_shared(shared.astype(np.float64), moe, with_sd, facts)
+
+    def _facts_of(self, point: Floats, one: Mapping[str, Column]) -> tuple[_StudyFacts, Floats]:
+        """The facts that say something of a study, the most alike first, and their likeness.
+
+        Args:
+            point: coordinates of one row of the study.
+            one: its classes, columns of shape (1,).
+        """
+        key = (*point[_OF_STUDY].tolist(), *(str(one[name][0]) for name in CLASSES))
+        if key not in self._studies:
+            if len(self._studies) >= REMEMBERED:
+                self._studies.clear()
+            scale = class_covariance(one, self.labels)[0]
+            gap = self.points[:, _OF_STUDY] - point[_OF_STUDY]
+            likeness = scale * np.exp(-0.5 * np.square(gap).sum(axis=1))
+            order = np.argsort(-likeness, kind="stable")
+            order = order[likeness[order] > NEGLIGIBLE * likeness.max()]
+            nearest = order[:NEAREST]
+            labels = {name: column[nearest] for name, column in self.labels.items()}
+            points = self.points[nearest]
+            prior = covariance(points, labels, points, labels) + np.diag(self.noise[nearest])
+            facts = _StudyFacts(
+                self.points[order],
+                self.weights[order],
+                np.asarray(np.linalg.cholesky(prior), np.float64),
+            )
+            self._studies[key] = facts, scale[order].astype(np.float32)
+        return self._studies[key]
 
     def _from_shared(
-        self, shared: Floats, moe: Column, with_sd: bool, facts: Column | None
+        self, shared: Floats, moe: Column, with_sd: bool, facts: Residual | _StudyFacts
     ) -> Prediction:
-        """Predictions from the covariance of rows with the facts (all of them where None)."""
+        """Predictions from the covariance of rows with some facts, shape (n, facts)."""
         own = np.square(signal_sd(moe))
         noise_sd = np.where(moe, MOE_NOISE_SD, DENSE_NOISE_SD)
         if not shared.shape[1]:
             return Prediction(np.zeros(len(own)), np.sqrt(own), noise_sd)
-        mean = shared @ (self._weights if facts is None else self._weights[facts])
+        mean = shared @ facts.weights
         if not with_sd:
             return Prediction(mean, np.full(len(mean), np.nan), noise_sd)
         from scipy.linalg import solve_triangular
 
-        factor = self._factor
-        if facts is not None:
-            nearest = np.arange(len(facts))
-            if len(facts) > NEAREST:
-                nearest = np.argpartition(-shared.max(axis=0), NEAREST)[:NEAREST]
-            shared, facts = shared[:, nearest], facts[nearest]
-            labels = {name: column[facts] for name, column in self.labels.items()}
-            points = self.points[facts]
-            prior = covariance(points, labels, points, labels) + np.diag(self.noise[facts])
-            factor = np.asarray(np.linalg.cholesky(prior), dtype=np.float64)
-        known = solve_triangular(factor, shared.T, lower=True, check_finite=False)
+        factor = facts.factor
+        nearest = shared[:, : len(factor)]
+        known = solve_triangular(factor, nearest.T, lower=True, check_finite=False)
         sd = np.sqrt(np.maximum(own - np.square(known).sum(axis=0), 1e-12))
         return Prediction(mean, sd, noise_sd)
 
@@ -174,7 +211,7 @@ class Residual:
         from scipy.linalg import solve_triangular
 
         shared = covariance(points, labels, self.points, self.labels)
-        known = solve_triangular(self._factor, shared.T, lower=True)
+        known = solve_triangular(self.factor, shared.T, lower=True)
         left: Floats = own - known.T @ known
         return left
 
