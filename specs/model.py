@@ -251,6 +251,7 @@ class ModelColumns:
     moe_topk: Column
     moe_ffn_hidden_size: Column
     shared_expert_ffn: Column
+    expert_bias: Column
     num_moe_layers: Column
     mtp_layers: Column
     attention_sharded: Column

@@ -388,6 +388,9 @@ def _experts(op: _Operators) -> Block:
     permuted = rates.permute_passes * sorted_again * rows * hidden
     block += op.moved(permuted + rows * (up + ffn), permuted + rows * (2 * up + ffn))
     block += op.quantised(rows * (hidden + ffn), rows * (up + hidden))
+    # Experts with biases (GPT-OSS) clamp and scale their gate: kernels that no library fuses.
+    unfused = np.where(model.expert_bias, rows * (2 * up + 2 * hidden + 10 * ffn), 0.0)
+    block += op.moved(unfused, 1.5 * unfused)
     exchange = _expert_exchange(op, own, copies, topk)
     block.forward[_EP] = exchange
     block.input_gradient[_EP] = exchange
