@@ -26,15 +26,11 @@ Floats = NDArray[np.float64]
 
 PROJECTED_PRIOR = Prior()
 """Around a projection: its log is right up to a slope, single axes and interactions."""
-BLIND_PRIOR = Prior(
-    single_sd=0.7, joint_sd=0.7, noise_sd=0.1, offset_sd=1.0, slope=(), slope_sd=()
-)
+BLIND_PRIOR = Prior(single_sd=0.7, joint_sd=0.7, noise_sd=0.1, offset_sd=1.0, slope=(), slope_sd=())
 """Around nothing: values are standardised."""
 CAUTION = 2.0
 """Power of the fit probability: an OOM costs an evaluation and teaches little (tuned on synthetic
 tasks: halves OOMs at equal regret)."""
-FIT_FLOOR = 0.5
-"""Below this probability a config is proposed only when nothing else is left."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,9 @@ class Evidence:
     """What has been evaluated.
 
     ``points`` (n) with the modelled ``value`` (n,), higher is better; ``running`` are under way.
-    ``memory_points`` with ``memory_residual`` and ``memory_at_least`` (OOM) where a projection of
-    memory exists. ``constraints`` maps other constraints to (points, standardised value): above 0
-    is violated.
+    ``memory_points`` with ``memory_residual`` and ``memory_side`` (``MemoryResidual.fit``) where a
+    projection of memory exists. ``constraints`` maps other constraints to (points, standardised
+    value): above 0 is violated.
     """
 
     points: Points
@@ -52,7 +48,7 @@ class Evidence:
     running: Points
     memory_points: Points | None = None
     memory_residual: Floats = field(default_factory=lambda: np.empty(0))
-    memory_at_least: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    memory_side: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     constraints: Mapping[str, tuple[Points, Floats]] = field(default_factory=dict)
 
 
@@ -81,7 +77,7 @@ class Models:
         memory = None
         if evidence.memory_points is not None:
             memory = MemoryResidual.fit(
-                evidence.memory_points, evidence.memory_residual, evidence.memory_at_least
+                evidence.memory_points, evidence.memory_residual, evidence.memory_side
             )
         constraints = tuple(
             GaussianProcess.fit(points, value, BLIND_PRIOR)
@@ -139,12 +135,7 @@ def scores(
         score = score - np.log(cost)
     if log_prior is not None:
         score = score + log_prior
-    score = np.where(fits < FIT_FLOOR, score - _BEHIND, score)
     return Scores(mean, sd, fits, gain * fits if models.incumbent is not None else gain, score)
-
-
-_BEHIND = 1e3
-"""Takes a log score behind all others."""
 
 
 def _none(like: Floats) -> Floats:

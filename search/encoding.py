@@ -39,12 +39,12 @@ class AxisValues:
             return np.eye(self.size)
         places, place_of = np.unique(self.places, return_inverse=True)
         if len(places) > FINEST:
-            edges = np.linspace(places[0], places[-1], FINEST)
-            place_of = np.rint((self.places - edges[0]) / (edges[1] - edges[0])).astype(np.int64)
-            places = edges
+            first, width = float(places[0]), float(np.ptp(places)) / (FINEST - 1)
+            place_of = np.rint((self.places - first) / width).astype(np.int64)
+            places = np.asarray(first + width * np.arange(FINEST))
         alike = np.exp(-np.abs(places[:, None] - places[None, :]) / STEPS)
-        factor: Floats = np.linalg.cholesky(alike + 1e-9 * np.eye(len(places)))
-        return factor[place_of]
+        factor = np.linalg.cholesky(alike + 1e-9 * np.eye(len(places)))
+        return np.asarray(factor[place_of], dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 An evaluated trial that keeps every constraint gives a value. The memory constraint (measured peak
 less capacity, GiB) gives a point of the memory residual; where it is violated and the value is 0 or
-less, nothing but the OOM was measured and it is a lower bound. Failed trials are never proposed
+less, nothing but the OOM was measured: the peak is above capacity. Failed trials are never proposed
 again and teach nothing else. Any other constraint is modelled by itself, as are several objectives.
 """
 
@@ -29,6 +29,10 @@ Rows = NDArray[np.int64]
 ROW = "pool_row"
 """System attribute of a trial: which candidate it evaluates, written before its parameters."""
 MEMORY_CONSTRAINT = "memory_gib"
+PEAK_KNOWN = "peak_known"
+"""User attribute, false where a run fitted but nobody read its peak: the constraint is then 0."""
+LOST = "lost"
+"""User attribute of a run of which nothing will ever be heard: its config may be proposed again."""
 AUGMENTED = 0.05
 """Share of the sum in an augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
 
@@ -58,7 +62,7 @@ class Seen:
     running: Placed
     memory: Placed
     measured_gib: Floats
-    at_least: NDArray[np.bool_]
+    side: Rows
     constraints: dict[str, tuple[Rows, Floats]] = field(default_factory=dict)
 
 
@@ -76,13 +80,14 @@ def seen_of(
     """
     from optuna.trial import TrialState
 
+    trials = [trial for trial in trials if not trial.user_attrs.get(LOST)]
     rows = pool.rows_of(trials)
     if numbered:
         rows = [_noted(t, row, len(pool)) for t, row in zip(trials, rows, strict=True)]
     described = _Described(pool, trials, rows)
     taken = sorted({row for row in rows if row is not None})
     good, running, peaks = [], [], []
-    values, gib, at_least = [], [], []
+    values, gib, side = [], [], []
     constraints: dict[str, tuple[list[int], list[float]]] = {}
     for number, trial in enumerate(trials):
         if not described.known[number]:
@@ -95,9 +100,10 @@ def seen_of(
         if pool.capacity_gib is not None and memory in held:
             over = held.pop(memory)
             only_oom = over > 0 and max(trial.values) <= 0
+            unread = not trial.user_attrs.get(PEAK_KNOWN, True)
             peaks.append(number)
-            gib.append(pool.capacity_gib + (0.0 if only_oom else over))
-            at_least.append(only_oom)
+            gib.append(pool.capacity_gib + (0.0 if only_oom or unread else over))
+            side.append(1 if only_oom else -1 if unread else 0)
             if over > 0:
                 continue
         for name, value in held.items():
@@ -117,7 +123,7 @@ def seen_of(
         running=described.points(running),
         memory=described.points(peaks),
         measured_gib=np.array(gib),
-        at_least=np.array(at_least, dtype=bool),
+        side=np.array(side, dtype=np.int64),
         constraints={
             name: (described.points(numbers).codes, np.array(value))
             for name, (numbers, value) in constraints.items()
@@ -273,20 +279,20 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
     observed, value = model.observed, model.value
     if sources:
         observed, value = with_sources(pool, observed, value, sources)
-    memory_points, residual, at_least = None, np.empty(0), np.empty(0, dtype=bool)
+    memory_points, residual, side = None, np.empty(0), np.empty(0, dtype=np.int64)
     if model.log_share is not None:
         known = np.isfinite(seen.memory.memory_gib)
         codes = seen.memory.codes[known]
         memory_points = Points(pool.located(codes), np.zeros((len(codes), 0)))
         residual = np.log(seen.measured_gib[known] / seen.memory.memory_gib[known])
-        at_least = seen.at_least[known]
+        side = seen.side[known]
     return Evidence(
         points=observed,
         value=value,
         running=model.running,
         memory_points=memory_points,
         memory_residual=residual,
-        memory_at_least=at_least,
+        memory_side=side,
         constraints={
             name: (
                 Points(pool.located(codes), np.zeros((len(codes), 0))),

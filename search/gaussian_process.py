@@ -52,14 +52,6 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class Tasks:
-    """Which study each point comes from (0 is this one) and how far studies agree by default."""
-
-    index: NDArray[np.int64]
-    agreement: float = 0.5
-
-
-@dataclass(frozen=True)
 class Points:
     """n points: coordinates, trends (n, k), and their studies where there are several."""
 
@@ -222,7 +214,9 @@ class _Likelihood:
     def __init__(self, points: Points, target: Floats, extra: Floats, prior: Prior) -> None:
         axes = points.coordinates.axes
         self.points, self.target, self.extra, self.prior = points, target, extra, prior
-        self.by_axis = points.coordinates.by_axis() if axes else np.zeros((0, len(target), len(target)))
+        self.by_axis = (
+            points.coordinates.by_axis() if axes else np.zeros((0, len(target), len(target)))
+        )
         tasks = points.tasks
         self.same = tasks[:, None] == tasks[None, :]
         self.many = points.task is not None and len(np.unique(tasks)) > 1

@@ -1,9 +1,9 @@
 """What measured peaks and OOMs teach about projected memory.
 
 log(measured / projected) is a Gaussian process over configs around 0. A measured peak is a point of
-it; an OOM only says that the peak is above capacity: it enters with the mean and variance of the
-process beyond that bound (moment matching of a truncated normal), so that a surprising OOM moves
-its neighbours and an expected one hardly does.
+it; an OOM only says that the peak is above capacity, and a run whose peak nobody read that it is
+below. Such a bound enters with the mean and variance of the process beyond it (moment matching of a
+truncated normal), so that a surprise moves its neighbours and what was expected hardly does.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ class MemoryResidual:
         cls,
         points: Points,
         residual: Floats,
-        at_least: NDArray[np.bool_],
+        side: NDArray[np.int64],
         prior: Prior = MEMORY_PRIOR,
     ) -> MemoryResidual:
         """The residual from evaluated configs.
 
         Args:
             points: n configs.
-            residual: log(measured / projected) of the peak; log(capacity / projected) for an OOM.
-            at_least: which rows are lower bounds (OOMs), shape (n,).
+            residual: log(measured / projected) of the peak; log(capacity / projected) for a bound.
+            side: 0 for a measured peak, 1 where the peak is above (OOM), -1 where it is below.
             prior: what is believed before.
         """
         points = without_trends(points)
-        exact = ~at_least
+        exact = side == 0
         process = GaussianProcess.fit(points.take(exact), residual[exact], prior)
-        if not at_least.any():
+        if exact.all():
             return cls(process)
-        measured = process
-        bounded = points.take(at_least)
+        measured, bounded, sign = process, points.take(~exact), side[~exact]
         placed, spread = residual.copy(), np.zeros(len(residual))
         for _ in range(SWEEPS):
             mean, sd = process.predict(bounded)
             sd = np.hypot(sd, process.hyper.noise_sd)
-            placed[at_least], spread[at_least] = beyond(mean, sd, residual[at_least])
+            moved, spread[~exact] = beyond(sign * mean, sd, sign * residual[~exact])
+            placed[~exact] = sign * moved
             process = measured.updated(points, placed, spread)
         return cls(process)
 

@@ -144,7 +144,8 @@ class Pool:
                 continue
             place = self._listed_places[position].get(_identity(parameters[name]))
             if place is None:
-                place = _nearest(parameters[name], values, exactly)
+                single = len(values) == 1 and not exactly  # no coordinate tells its values apart
+                place = 0 if single else _nearest(parameters[name], values, exactly)
             if place is None:
                 return None
             code[position] = place
@@ -320,7 +321,9 @@ def _listed(distribution: BaseDistribution) -> list[Any] | None:
         if distribution.step is None:
             return None
         count = round((distribution.high - distribution.low) / distribution.step) + 1
-        return [min(distribution.low + k * distribution.step, distribution.high) for k in range(count)]
+        return [
+            min(distribution.low + k * distribution.step, distribution.high) for k in range(count)
+        ]
     raise InputError(f"parameters of the kind {type(distribution).__name__} cannot be listed.")
 
 
@@ -344,7 +347,7 @@ def _scaled(distribution: BaseDistribution, unit: Floats) -> list[Any]:
         return [low + u * (high - low) for u in unit.tolist()]
     grown = np.exp(np.log(low) + unit * (np.log(high) - np.log(low)))
     if values is not None:
-        return [int(round(value)) for value in grown.tolist()]
+        return [round(value) for value in grown.tolist()]
     return [min(max(value, low), high) for value in grown.tolist()]
 
 

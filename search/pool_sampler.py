@@ -24,7 +24,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from search.acquisition import Models, Scores, is_done, scores
-from search.evidence import ROW, MEMORY_CONSTRAINT, Seen, evidence_of, modelled, seen_of
+from search.evidence import MEMORY_CONSTRAINT, ROW, Seen, evidence_of, modelled, seen_of
 from search.pool import Pool, enumerated
 from search.prior import Expert, log_weights
 from search.transfer import Source
@@ -32,6 +32,7 @@ from specs.errors import InputError
 
 if TYPE_CHECKING:
     from optuna.study import Study
+    from optuna.trial import Trial
 
 Rows = NDArray[np.int64]
 
@@ -101,13 +102,18 @@ class PoolSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """The space of the pool; without one, what all trials so far have in common."""
+        del trial
         if self._pool is not None:
             return dict(self._pool.space)
         common = IntersectionSearchSpace().calculate(study)
         return {name: d for name, d in common.items() if not d.single()}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """A random value of a parameter that no candidate has."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
@@ -130,6 +136,20 @@ class PoolSampler(BaseSampler):
             study._storage.set_trial_system_attr(trial._trial_id, ROW, row)
         chosen = pool.parameters(row)
         return {name: chosen[name] for name in search_space}
+
+    def row_of(self, trial: Trial) -> int:
+        """The candidate that an asked trial evaluates.
+
+        Raises:
+            InputError: the trial evaluates none.
+        """
+        held = trial.study._storage.get_trial_system_attrs(trial._trial_id)
+        row = held.get(ROW)
+        if row is None and self._pool is not None:  # enqueued whole: Optuna did not ask
+            row = self._pool.find({**held.get("fixed_params", {}), **trial.params})
+        if row is None:
+            raise InputError(f"trial {trial.number} has no candidate of the pool.")
+        return int(row)
 
     def judged(self, study: Study, trial: FrozenTrial | None = None) -> Judged:
         """What is thought of every candidate now.

@@ -23,11 +23,16 @@ Rows = NDArray[np.int64]
 Expert = Callable[["Pool"], Floats]
 """Scores of all candidates, shape (n,): only their order counts."""
 
-STRENGTH = 8.0
-"""Log weight between the expert's best and middle candidate, divided by the evaluations so far."""
+STRENGTH = 5.0
+"""Log weight of a candidate one sd above the expert's average, before it decays (tuned on synthetic
+tasks with experts of known quality)."""
+DECAY = 10.0
+"""Evaluations after which the expert's weight has halved."""
 DOUBT = 4.0
 """Evaluations of imagined rank agreement ``FIRST_AGREEMENT`` that the real ones are added to."""
 FIRST_AGREEMENT = 0.25
+CAUTION = 0.5
+"""Standard errors of the measured agreement that an expert must do better than."""
 
 
 def log_weights(opinion: Floats, row: Rows, value: Floats, evaluated: int) -> Floats | None:
@@ -39,12 +44,12 @@ def log_weights(opinion: Floats, row: Rows, value: Floats, evaluated: int) -> Fl
         value: what was measured, higher is better, shape (k,).
         evaluated: evaluations so far.
     """
-    standing = ranks(opinion)
+    standing = standings(opinion)
     inside = row >= 0
     agreement = trust(standing[row[inside]], value[inside])
     if agreement <= 0.0:
         return None
-    weights: Floats = STRENGTH * agreement / (evaluated + 1) ** 0.5 * (standing - 0.5)
+    weights: Floats = STRENGTH * agreement / (1.0 + evaluated / DECAY) * standing
     return weights
 
 
@@ -63,15 +68,16 @@ def trust(opinion: Floats, value: Floats) -> float:
     elif count < 3:
         return FIRST_AGREEMENT
     mixed = (DOUBT * FIRST_AGREEMENT + count * agreement) / (DOUBT + count)
+    mixed -= CAUTION * count / (DOUBT + count) / np.sqrt(max(count - 1, 1))
     return float(np.clip(mixed, 0.0, 1.0))
 
 
-def ranks(opinion: Floats) -> Floats:
-    """Scores as ranks between 0 and 1; candidates without an opinion stand in the middle."""
-    from scipy.stats import rankdata
+def standings(opinion: Floats) -> Floats:
+    """Scores as normal quantiles of their ranks; candidates without an opinion stand at 0."""
+    from scipy.stats import norm, rankdata
 
     known = np.isfinite(opinion)
-    standing = np.full(len(opinion), 0.5)
-    if known.sum() > 1:
-        standing[known] = (rankdata(opinion[known]) - 1) / (known.sum() - 1)
+    standing = np.zeros(len(opinion))
+    if known.any():
+        standing[known] = norm.ppf((rankdata(opinion[known]) - 0.5) / known.sum())
     return standing

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 MOST_POINTS = 80
 """Points of one source that are used: the fastest half, the rest spread over the others."""
-LEAST_JUDGED = 5
+LEAST_JUDGED = 4
 """Own points from which a source can be judged."""
 
 
@@ -105,23 +105,24 @@ def source_points(pool: Pool, source: Source, task: int) -> tuple[Points, Floats
 
 
 def is_worth(observed: Points, value: Floats, points: Points, values: Floats) -> bool:
-    """Whether a source helps to rank this study's own points, or there are too few to tell.
+    """Whether a source makes this study's own values more likely, or there are too few to tell.
 
-    The source alone predicts the residuals of the own points; it is worth having unless its
-    predictions point away from what was measured.
+    Compares log p(own | source), the evidence of both together less that of the source, with
+    log p(own).
     """
-    if len(value) < LEAST_JUDGED:
-        return True
     from search.acquisition import PROJECTED_PRIOR
 
+    if len(value) < LEAST_JUDGED:
+        return True
+    own = Points(observed.coordinates, observed.trends, observed.tasks)
+    both = own.joined(points)
+    together = GaussianProcess.fit(both, np.concatenate([value, values]), PROJECTED_PRIOR)
     alone = Points(points.coordinates, points.trends)
-    process = GaussianProcess.fit(alone, values, PROJECTED_PRIOR)
-    own = Points(observed.coordinates, observed.trends)
-    slope = np.array(PROJECTED_PRIOR.slope)
-    predicted = process.predict(own)[0] - own.trends @ slope
-    residual = value - own.trends @ slope
-    predicted, residual = predicted - predicted.mean(), residual - residual.mean()
-    return bool(predicted @ residual > 0.0)
+    theirs = GaussianProcess.fit(alone, values, PROJECTED_PRIOR)
+    apart = Points(observed.coordinates, observed.trends)
+    ours = GaussianProcess.fit(apart, value, PROJECTED_PRIOR)
+    gained = together.log_likelihood - theirs.log_likelihood - ours.log_likelihood
+    return bool(gained > 0.0)
 
 
 def nearest_legal(pool: Pool, parameters: Mapping[str, Any]) -> int | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from studies.cli.bench_search import search_command
 from studies.cli.common import JsonOption, Output
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure foretune itself on this machine.")
@@ -102,3 +103,6 @@ def surrogate_command(
         output.result(content)
     else:
         output.table("accuracy on what was left out", ("line", "value"), summary_rows(content))
+
+
+bench_app.command("search")(search_command)

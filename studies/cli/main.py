@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
+from studies.cli.ask import ask_command
 from studies.cli.bench import bench_app
 from studies.cli.calibrate import calibrate_command
 from studies.cli.common import run
@@ -15,6 +16,7 @@ from studies.cli.ingest import ingest_command
 from studies.cli.project import project_command
 from studies.cli.report import report_command
 from studies.cli.space import space_command
+from studies.cli.tell import tell_command
 from studies.cli.toolbox import toolbox_command
 from studies.cli.tune import tune_command
 from studies.cli.validate import validate_command
@@ -41,6 +43,8 @@ app.command("space")(space_command)
 app.command("validate")(validate_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
+app.command("ask")(ask_command)
+app.command("tell")(tell_command)
 app.command("report")(report_command)
 app.command("dashboard")(dashboard_command)
 app.command("ingest")(ingest_command)

@@ -1,0 +1,1 @@
+"""How well the search finds fast configs, against simpler searches on the same problems."""

@@ -1,0 +1,122 @@
+"""``foretune ask``: the next configs to run for real, with their launch files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from studies.cli.common import (
+    ClusterOption,
+    GpuOption,
+    InputArgument,
+    JsonOption,
+    OutOption,
+    Output,
+    SeedOption,
+    SetOption,
+    axis_values,
+)
+
+if TYPE_CHECKING:
+    from studies.run_requests import Asked
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Where runs are kept; OUT/foretune.db without it.",
+        show_default=False,
+    ),
+]
+SlotOption = Annotated[
+    str, typer.Option("--slot", metavar="TIME", help="Cluster time to fill: 2h, 90m.")
+]
+RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Runs at most.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=3, help="Steps of each run.")]
+OverheadOption = Annotated[
+    str, typer.Option("--overhead", metavar="TIME", help="Start-up and teardown of a run.")
+]
+
+
+def ask_command(
+    source: InputArgument,
+    slot: SlotOption = "2h",
+    cluster: ClusterOption = None,
+    gpu: GpuOption = None,
+    settings: SetOption = None,
+    runs: RunsOption = 8,
+    steps: StepsOption = 30,
+    overhead: OverheadOption = "5m",
+    core: Annotated[
+        bool, typer.Option("--core", help="Vary the core axes only: a smaller, quicker space.")
+    ] = False,
+    storage: StorageOption = None,
+    seed: SeedOption = 0,
+    out: OutOption = Path("results"),
+    as_json: JsonOption = False,
+) -> None:
+    """Ask which configs to run for real: the baseline first, then what is worth most per time."""
+    from search.space import Space
+    from studies.files import checked_folder, name_from
+    from studies.inputs import resolve
+    from studies.real_runs import RealRuns
+    from studies.run_requests import Slot, ask_runs, duration_s
+    from studies.storage import only_driver, storage_address
+
+    output = Output(as_json)
+    wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    name = name_from(job.experiment.name)
+    checked_folder(out)
+    address = storage_address(storage, out / "foretune.db")
+    space = Space.of(job.experiment, job.cluster, full=not core)
+    with only_driver(address, out / name, name):
+        measured = RealRuns.open(job, address, name)
+        asked = ask_runs(measured, space, wanted, out / measured.name, runs, seed)
+    notes = [note for note in (*job.notes, measured.note, asked.note) if note]
+    output.notes(notes)
+    if as_json:
+        output.result(
+            {
+                "study_name": measured.name,
+                "storage": address.shown,
+                "runs": [request.as_json() for request in asked.requests],
+                "outstanding": [r.number for r in measured.runs() if r.state == "running"],
+                "left_s": asked.left_s,
+                "why_stopped": asked.why_stopped,
+                "notes": notes,
+            }
+        )
+        return
+    show_asked(output, asked)
+    output.say(
+        "",
+        f"{asked.left_s / 60:.0f} min of the slot are left: {asked.why_stopped}.",
+        f"Run measure.sh of each, then: foretune tell {source} RESULT.json ...",
+    )
+
+
+def show_asked(output: Output, asked: Asked) -> None:
+    """Prints the runs and where their files are."""
+    from studies.wording import describe
+
+    rows = [
+        (
+            request.number,
+            request.expected["tokens_per_s_per_gpu"],
+            "{:,.0f} to {:,.0f}".format(*request.expected["interval90"]),
+            f"{request.expected['fit_probability']:.0%}",
+            f"{request.expected['run_s'] / 60:.0f} min",
+            request.reason,
+        )
+        for request in asked.requests
+    ]
+    output.table("", ("run", "tokens/s/GPU", "90%", "P(fits)", "takes", "why"), rows)
+    for request in asked.requests:
+        output.say(f"  {request.number}  {describe(request.config)}")
+        output.say(f"     {request.files[0].parent}")
+        for name, reason in request.refused.items():
+            output.say(f"     no {name}: {reason}")

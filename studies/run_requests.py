@@ -1,0 +1,241 @@
+"""Which real runs to ask for in a slot of cluster time, and the files that carry them there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from search.config_pool import ConfigPool
+from search.space import Space
+from specs.config import TrainingConfig
+from specs.errors import InputError
+from studies.files import to_json, write_atomically
+from studies.job import Job
+from studies.launch import write_launch_files
+from studies.real_runs import RealRuns
+
+SCHEMA_VERSION = 1
+STEPS = 30
+"""Steps of a run: the first are warm-up, the median of the rest is stable to 1% (assumed)."""
+OVERHEAD_S = 300.0
+"""Start-up, compilation and teardown of a run (assumed; --overhead says otherwise)."""
+MOST_RUNS = 8
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|min|h|d)")
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Cluster time to fill: ``seconds`` in all; a run takes ``overhead_s`` and ``steps`` steps."""
+
+    seconds: float
+    overhead_s: float = OVERHEAD_S
+    steps: int = STEPS
+
+    def run_s(self, step_time_s: Any) -> Any:
+        """How long runs take."""
+        return self.overhead_s + self.steps * step_time_s
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that was asked: its number, config, reason, what is expected of it and its files."""
+
+    number: int
+    config: TrainingConfig
+    reason: str
+    expected: Mapping[str, Any]
+    files: tuple[Path, ...]
+    refused: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The request as JSON."""
+        return {
+            "run": self.number,
+            "reason": self.reason,
+            "expected": dict(self.expected),
+            "config": self.config.as_labels(),
+            "files": [str(path) for path in self.files],
+        }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for a slot; ``left_s`` stays empty because of ``why_stopped``."""
+
+    requests: tuple[Request, ...]
+    left_s: float
+    why_stopped: str
+    note: str
+
+
+def duration_s(text: str, option: str = "--slot") -> float:
+    """Seconds of a duration such as ``2h``, ``90m`` or ``1h30m``.
+
+    Raises:
+        InputError: the text is no positive duration.
+    """
+    compact = text.strip().lower().replace(" ", "")
+    parts = list(_DURATION.finditer(compact))
+    whole = "".join(part.group(0) for part in parts)
+    total = sum(float(part["number"]) * _SECONDS[part["unit"]] for part in parts)
+    if whole != compact or not 0 < total < 366 * 86400:
+        raise InputError(f"{option} {text!r} is no duration; write 2h, 90m or 1h30m.")
+    return total
+
+
+def ask_runs(
+    runs: RealRuns, space: Space, slot: Slot, folder: Path, most: int = MOST_RUNS, seed: int = 0
+) -> Asked:
+    """Asks the baseline first, then what is worth most per time, until the slot is full.
+
+    Raises:
+        InputError: no run fits into the slot.
+    """
+    pool = runs.pool(space, seed)
+    assert pool.belief is not None
+    speed = pool.belief.values[:, 0]
+    workload, gpus = runs.job.experiment.workload, runs.job.cluster.num_gpus
+    run_s = slot.run_s(workload.tokens_per_step / gpus / speed)
+    pool = replace(pool, cost=run_s)
+    left, stopped = slot.seconds, f"{most} runs are the most that --runs allows"
+    requests: list[Request] = []
+    while len(requests) < most:
+        judged = runs.judged(pool, seed)
+        row, reason = None, ""
+        if runs.needs_baseline():
+            row, reason = pool.row_of(runs.job.baseline), "the baseline: everything is judged by it"
+        if row is None:
+            affordable = judged.open_rows[run_s[judged.open_rows] <= left]
+            if not len(affordable):
+                stopped = "no further run fits into the slot"
+                break
+            if requests and judged.is_done:
+                stopped = "no config promises more than the noise of a run"
+                break
+            row = int(affordable[np.argmax(judged.scores.score[affordable])])
+            reason = "highest expected gain per time"
+        if run_s[row] > left:
+            stopped = f"the next run takes {run_s[row] / 60:.0f} min"
+            break
+        requests.append(_request(runs, pool, judged, row, reason, float(run_s[row]), folder))
+        left -= float(run_s[row])
+    if not requests:
+        raise InputError(
+            f"no run fits into {slot.seconds / 60:.0f} min: {stopped} (a run takes at least "
+            f"{run_s.min() / 60:.0f} min); give a longer --slot, or fewer --steps."
+        )
+    return Asked(tuple(requests), left, stopped, pool.note)
+
+
+def _request(
+    runs: RealRuns, pool: ConfigPool, judged: Any, row: int, reason: str, run_s: float, folder: Path
+) -> Request:
+    """Records a run and writes its files."""
+    assert pool.belief is not None
+    assert pool.belief.memory_gib is not None
+    config = pool.config(row)
+    centre = float(np.log(pool.belief.values[:, 0]).max())
+    mean, sd = float(judged.scores.mean[row]) + centre, float(judged.scores.sd[row])
+    expected = {
+        "tokens_per_s_per_gpu": float(np.exp(mean)),
+        "interval90": [float(np.exp(mean - 1.645 * sd)), float(np.exp(mean + 1.645 * sd))],
+        "projected_tokens_per_s_per_gpu": float(pool.belief.values[row, 0]),
+        "peak_gib": float(pool.belief.memory_gib[row]),
+        "fit_probability": float(judged.scores.fit_probability[row]),
+        "expected_gain": float(judged.scores.gain[row]) if judged.models.incumbent else None,
+        "run_s": run_s,
+    }
+    number = runs.ask(config, reason, expected)
+    files, refused = write_run_files(runs, number, config, folder / f"run_{number}")
+    return Request(number, config, reason, expected, files, refused)
+
+
+def write_run_files(
+    runs: RealRuns, number: int, config: TrainingConfig, folder: Path
+) -> tuple[tuple[Path, ...], Mapping[str, str]]:
+    """Launch files, the description of the run and the script that measures it."""
+    files, refused = write_launch_files(runs.job, config, folder, "launch")
+    about = folder / "run.json"
+    write_atomically(about, to_json(_about(runs.job, runs.name, number, config)) + "\n")
+    script = folder / "measure.sh"
+    write_atomically(script, measuring_script(runs.job, runs.name, number))
+    script.chmod(0o755)
+    return (*files, about, script), refused
+
+
+def _about(job: Job, study: str, number: int, config: TrainingConfig) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study,
+        "run": number,
+        "model": job.experiment.workload.model.name,
+        "cluster": job.cluster.name,
+        "tokens_per_step": job.experiment.workload.tokens_per_step,
+        "num_gpus": job.cluster.num_gpus,
+        "config": config.as_labels(),
+    }
+
+
+def measuring_script(job: Job, study: str, number: int) -> str:
+    """A script that runs a launch command, keeps its log and writes ``result.json`` beside itself.
+
+    It needs bash and awk only, no network and no foretune. Every node runs it; the result of the
+    node that prints the iterations (Megatron's last rank, or node 0) is the one to tell.
+    """
+    tokens = job.experiment.workload.tokens_per_step
+    return _SCRIPT.format(
+        number=number,
+        study=shlex.quote(study),
+        tokens=tokens,
+        gpus=job.cluster.num_gpus,
+        schema=SCHEMA_VERSION,
+    )
+
+
+_SCRIPT = r"""#!/usr/bin/env bash
+# Run {number} of a foretune study: runs a command, keeps its log, writes result.json beside this
+# file. Usage: measure.sh [COMMAND ...]; without one it runs launch.sh. Then, where foretune is:
+#   foretune tell INPUT result.json
+set -uo pipefail
+HERE="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
+NODE="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
+LOG="$HERE/run.$NODE.log"
+RESULT="$HERE/result.json"
+[ "$NODE" = 0 ] || RESULT="$HERE/result.$NODE.json"
+if [ $# -eq 0 ]; then set -- bash "$HERE/launch.sh"; fi
+"$@" 2>&1 | tee "$LOG"
+CODE=${{PIPESTATUS[0]}}
+OOM=false
+if grep -qiE 'out of memory|OutOfMemoryError|hipErrorOutOfMemory' "$LOG"; then OOM=true; fi
+# Median of the seconds a step after the first third, which is warm-up.
+STEP=$(sed -nE 's/.*elapsed time per iteration \(ms\): *([0-9.]+).*/\1/p' "$LOG" \
+  | awk '{{ t[NR] = $1 / 1000 }}
+      END {{ first = int(NR / 3) + 1; n = 0
+            for (i = first; i <= NR; i++) s[++n] = t[i]
+            for (i = 2; i <= n; i++) {{ v = s[i]
+              for (j = i - 1; j > 0 && s[j] > v; j--) s[j + 1] = s[j]
+              s[j + 1] = v }}
+            if (n) printf "%.6g", (n % 2) ? s[(n + 1) / 2] : (s[n / 2] + s[n / 2 + 1]) / 2 }}')
+SPEED=null
+if [ -n "$STEP" ]; then
+  SPEED=$(awk -v s="$STEP" 'BEGIN {{ printf "%.6g", {tokens} / {gpus} / s }}')
+else
+  STEP=null
+fi
+TEMPORARY="$RESULT.$$"
+cat > "$TEMPORARY" <<END
+{{"schema_version": {schema}, "run": {number}, "study": "$(printf %s {study})", "exit_code": $CODE,
+ "out_of_memory": $OOM, "step_time_s": $STEP, "tokens_per_s_per_gpu": $SPEED,
+ "log": "$(basename "$LOG")"}}
+END
+mv "$TEMPORARY" "$RESULT"
+echo "wrote $RESULT"
+exit "$CODE"
+"""
