@@ -1,76 +1,32 @@
-"""Times of one layer and of the output layer for one microbatch on one GPU, communication included.
-
-Every operator takes work over peak times utilisation, plus what it moves through HBM. Forward,
-input-gradient and weight-gradient GEMMs have the same sizes in another order, so they take the same
-time, up to the traffic of gradient accumulation.
-"""
+"""Times of one layer and of the output layer for one microbatch on one GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from specs.choices import (
-    CpComm,
-    MoeDispatcher,
-    Overlap,
-    Precision,
-    RecomputeModules,
-    TrainingKind,
-)
+from specs.choices import CpComm, Overlap, RecomputeModules
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
-from surrogate.communication import (
-    Network,
-    all_gather_s,
-    all_to_all_s,
-    dispatch_s,
-    ring_step_s,
+from surrogate.communication import all_gather_s, all_to_all_s, ring_step_s
+from surrogate.expert_layers import hide_exchange, routed_experts
+from surrogate.operators import (
+    ATTENTION,
+    BYTES,
+    CP,
+    ELEMENTWISE,
+    EXPERT,
+    GEMM,
+    HOST,
+    TP,
+    Block,
+    Operators,
 )
-from surrogate.kernel_columns import attention_constants, gemm_constants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import group
-from surrogate.utilisation import GemmConstants, attention_forward_time_s, gemm_time_s
-
-PARTS = ("gemm", "expert_gemm", "attention", "elementwise", "host", "tp", "cp", "ep")
-"""What the time of a layer is made of; the last three are exposed communication."""
-_GEMM, _EXPERT, _ATTENTION, _ELEMENTWISE, _HOST, _TP, _CP, _EP = range(len(PARTS))
-_COMPUTE = slice(_GEMM, _HOST)
-
-_EDGE = 100.0
-"""Elements of a GEMM side that cost as much as filling and draining its tiles."""
-
-BYTES = 2
-"""Bytes of an activation element (bf16 or fp16)."""
-
-
-@dataclass
-class Block:
-    """Seconds by part, arrays of shape (parts, u)."""
-
-    forward: Column
-    input_gradient: Column
-    weight_gradient: Column
-
-    @classmethod
-    def zero(cls, rows: int) -> Block:
-        """No time."""
-        return cls(*(np.zeros((len(PARTS), rows)) for _ in range(3)))
-
-    def __add__(self, other: Block) -> Block:
-        return Block(
-            self.forward + other.forward,
-            self.input_gradient + other.input_gradient,
-            self.weight_gradient + other.weight_gradient,
-        )
-
-    @property
-    def backward(self) -> Column:
-        """Both gradients."""
-        both: Column = self.input_gradient + self.weight_gradient
-        return both
+from surrogate.utilisation import attention_forward_time_s
 
 
 @dataclass(frozen=True)
@@ -91,80 +47,9 @@ class LayerTimes:
     embedding: Block
 
 
-class _Operators:
-    """Sizes, rates and elementary operators of u rows."""
-
-    def __init__(self, cases: Cases, rates: TimeRates) -> None:
-        self.cases, self.rates = cases, rates
-        self.config, self.model, self.cluster = cases.config, cases.model, cases.cluster
-        config, cluster = self.config, cases.cluster
-        self.tp = config.tp.astype(np.float64)
-        self.sequence_shards = np.where(config.sequence_parallel, self.tp, 1.0)
-        self.seq = cases.workload.seq_len / config.cp
-        self.tokens = config.mbs * self.seq
-        self.hbm = cluster.hbm_bytes_per_s * rates.memory_utilisation
-        self.network = Network.of(cluster, rates)
-        self.domain = cluster.scale_up_gpus
-        precision = config.precision
-        self.is_fp8 = (precision >= int(Precision.FP8)) & (precision <= int(Precision.MXFP8))
-        self.is_fp4 = precision >= int(Precision.NVFP4)
-        efficiency = rates.stack_efficiency
-        self.kernels = _slowed(
-            gemm_constants(cases, precision), rates.gemm_utilisation * efficiency
-        )
-        self.kernels_16bit = _slowed(
-            gemm_constants(cases, np.zeros_like(cases.cluster.gpu)),
-            rates.gemm_utilisation_16bit * efficiency,
-        )
-        attention = attention_constants(cases)
-        reached = attention.utilisation_max * rates.attention_utilisation * efficiency
-        self.attention = replace(attention, utilisation_max=np.minimum(reached, 1.0))
-        self.gemm_rate = self.kernels.peak_flops * self.kernels.utilisation_max
-        self.flops_16bit = cluster.peak_bf16_flops * np.minimum(efficiency, 1.0)
-        self.is_lora = cases.workload.kind == int(TrainingKind.LORA)
-        self.gradient_traffic = 2.0 * cases.stack.gradient_bytes / self.hbm
-        self.norm_moved = (
-            rates.elementwise_passes * BYTES / (self.hbm * np.minimum(efficiency, 1.0))
-        )
-
-    def rows(self) -> int:
-        return len(self.config)
-
-    def linear(self, m: Any, n: Any, k: Any, kernels: GemmConstants | None = None) -> Block:
-        """A linear layer C[m, n] = A[m, k] B[k, n]: a GEMM forward, two backward, accumulation."""
-        kernels = kernels or self.kernels
-        block = Block.zero(self.rows())
-        block.forward[_GEMM] = gemm_time_s(m, n, k, kernels, quantise=False)
-        block.input_gradient[_GEMM] = gemm_time_s(m, k, n, kernels, quantise=False)
-        weight = gemm_time_s(n, k, m, kernels, quantise=False) + n * k * self.gradient_traffic
-        block.weight_gradient[_GEMM] = np.where(self.is_lora, 0.0, weight)
-        return block
-
-    def moved(self, forward: Any, backward: Any) -> Block:
-        """Element-wise kernels that move so many 16-bit elements."""
-        block = Block.zero(self.rows())
-        block.forward[_ELEMENTWISE] = forward * self.norm_moved
-        block.input_gradient[_ELEMENTWISE] = backward * self.norm_moved
-        return block
-
-    def quantised(self, forward: Any, backward: Any) -> Block:
-        """Casts of GEMM operands to 8 or 4 bit: read 16 bit, write rows and columns."""
-        cost = np.where(self.is_fp8, 4.0, np.where(self.is_fp4, 3.0, 0.0))
-        cost = cost * self.rates.quantise_passes / self.hbm
-        block = Block.zero(self.rows())
-        block.forward[_ELEMENTWISE] = forward * cost
-        block.input_gradient[_ELEMENTWISE] = backward * cost
-        return block
-
-
-def _slowed(kernels: GemmConstants, factor: Any) -> GemmConstants:
-    """The kernels at a share of their rate, never above the peak."""
-    return replace(kernels, utilisation_max=np.minimum(kernels.utilisation_max * factor, 1.0))
-
-
 def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
     """Times of u layer kinds; every field of ``cases`` is used except pp, vpp and sharding."""
-    op = _Operators(cases, rates)
+    op = Operators(cases, rates)
     full = _core_attention(op, np.zeros_like(op.model.sliding_window))
     window = _core_attention(op, op.model.sliding_window)
     linear = _attention_linear(op)
@@ -177,7 +62,7 @@ def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
     shared = _scaled(_mlp(op, np.maximum(op.model.shared_expert_ffn, 1), op.tokens), has_shared)
     shared_exchange = _scaled(exchange, has_shared)
     if np.any(op.model.num_experts > 0):
-        experts = _experts(op)
+        experts = routed_experts(op)
         moe = attention + experts + shared + shared_exchange
     else:
         experts = Block.zero(op.rows())
@@ -191,7 +76,7 @@ def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
         full.weight_gradient - window.weight_gradient,
     )
     dense_again, moe_again = _selective(op, full, norms, linear, mlp, experts, shared)
-    _hide_experts(op, moe)
+    hide_exchange(op, moe)
     return LayerTimes(
         dense=dense,
         moe=moe,
@@ -212,7 +97,7 @@ def _scaled(block: Block, factor: Any) -> Block:
     )
 
 
-def _attention_linear(op: _Operators) -> Block:
+def _attention_linear(op: Operators) -> Block:
     """QKV and output projections, or the factors of latent attention (arXiv 2405.04434)."""
     model, tokens, tp = op.model, op.tokens, op.tp
     hidden, heads = model.hidden_size, model.num_attention_heads
@@ -231,7 +116,7 @@ def _attention_linear(op: _Operators) -> Block:
     )
 
 
-def _latent_linear(op: _Operators) -> Block:
+def _latent_linear(op: Operators) -> Block:
     """Down projections (duplicated over TP), up projections (sharded) and output projection."""
     model, tokens, tp = op.model, op.tokens, op.tp
     hidden, heads = model.hidden_size, model.num_attention_heads
@@ -259,7 +144,7 @@ def _latent_linear(op: _Operators) -> Block:
     return block + op.moved(tokens * copies, tokens * 1.5 * copies)
 
 
-def _core_attention(op: _Operators, window: Any) -> Block:
+def _core_attention(op: Operators, window: Any) -> Block:
     """Softmax attention: fused (FlashAttention) or written out to HBM."""
     model, rates = op.model, op.rates
     seq = op.cases.workload.seq_len
@@ -282,12 +167,12 @@ def _core_attention(op: _Operators, window: Any) -> Block:
     backward = forward * np.where(flash, rates.attention_backward, 2.0)
     dropout = np.where(model.dropout, 1.5, 0.0)
     block = Block.zero(op.rows())
-    block.forward[_ATTENTION] = forward + (4.0 + dropout) * scores
-    block.input_gradient[_ATTENTION] = backward + (6.0 + dropout) * scores
+    block.forward[ATTENTION] = forward + (4.0 + dropout) * scores
+    block.input_gradient[ATTENTION] = backward + (6.0 + dropout) * scores
     return block
 
 
-def _norms(op: _Operators) -> Block:
+def _norms(op: Operators) -> Block:
     """Norms, residuals and dropout (on the sequence shard), rotary embedding (on the heads)."""
     model = op.model
     width = model.hidden_size / op.sequence_shards
@@ -298,7 +183,7 @@ def _norms(op: _Operators) -> Block:
     return op.moved(forward, forward * 1.25)
 
 
-def _mlp(op: _Operators, ffn: Any, tokens: Any) -> Block:
+def _mlp(op: Operators, ffn: Any, tokens: Any) -> Block:
     """A dense MLP of width ``ffn`` sharded by TP."""
     model = op.model
     hidden, inner = model.hidden_size, ffn / op.tp
@@ -308,7 +193,7 @@ def _mlp(op: _Operators, ffn: Any, tokens: Any) -> Block:
     return block + op.moved(tokens * (up + inner), tokens * (2 * up + inner))
 
 
-def _tensor_parallel(op: _Operators) -> Block:
+def _tensor_parallel(op: Operators) -> Block:
     """All-gather and reduce-scatter around one column- and row-parallel pair, or two all-reduces.
 
     Megatron's overlap splits them along the GEMMs; without it part hides behind the weight
@@ -321,12 +206,12 @@ def _tensor_parallel(op: _Operators) -> Block:
     exposed = np.where(overlapped, op.rates.tp_exposed_overlap, op.rates.tp_exposed)
     spent = once * exposed + np.where(op.config.tp > 1, 2.0 * op.rates.tp_straggle, 0.0)
     block = Block.zero(op.rows())
-    block.forward[_TP] = spent
-    block.input_gradient[_TP] = spent
+    block.forward[TP] = spent
+    block.input_gradient[TP] = spent
     return block
 
 
-def _context_parallel(op: _Operators, attention: Block) -> Block:
+def _context_parallel(op: Operators, attention: Block) -> Block:
     """Keys and values travel to all ranks of the sequence, or heads are traded for tokens."""
     config, model = op.config, op.model
     block = Block.zero(op.rows())
@@ -343,17 +228,17 @@ def _context_parallel(op: _Operators, attention: Block) -> Block:
     )
     part = op.tokens * width * BYTES
     step = ring_step_s(part, members, op.network)
-    ring_forward = _behind(steps * step, attention.forward[_ATTENTION], op.rates.cp_exposed)
+    ring_forward = _behind(steps * step, attention.forward[ATTENTION], op.rates.cp_exposed)
     ring_backward = _behind(
-        2.0 * steps * step, attention.input_gradient[_ATTENTION], op.rates.cp_exposed
+        2.0 * steps * step, attention.input_gradient[ATTENTION], op.rates.cp_exposed
     )
     queries = 2.0 * model.num_attention_heads * model.v_head_dim / op.tp
     traded = all_to_all_s(op.tokens * (queries + width) * BYTES, members, op.network)
     gathered = all_gather_s(part * config.cp, members, op.network)
     is_ring = config.cp_comm == int(CpComm.P2P)
     is_traded = config.cp_comm == int(CpComm.A2A)
-    block.forward[_CP] = np.where(is_ring, ring_forward, np.where(is_traded, traded, gathered))
-    block.input_gradient[_CP] = np.where(
+    block.forward[CP] = np.where(is_ring, ring_forward, np.where(is_traded, traded, gathered))
+    block.input_gradient[CP] = np.where(
         is_ring, ring_backward, np.where(is_traded, traded, 2.0 * gathered)
     )
     return block
@@ -366,93 +251,7 @@ def _behind(communication: Any, compute: Any, exposed: Any) -> Column:
     return rest
 
 
-def _experts(op: _Operators) -> Block:
-    """Router, dispatch, permutation, grouped GEMMs and the way back."""
-    model, config, rates, workload = op.model, op.config, op.rates, op.cases.workload
-    hidden = model.hidden_size
-    num_experts = np.maximum(model.num_experts, 1)
-    topk = np.maximum(model.moe_topk, 1)
-    ffn = np.maximum(model.moe_ffn_hidden_size, 1) / config.etp
-    up = ffn * np.where(model.gated_mlp, 2.0, 1.0)
-    own = op.tokens / op.tp
-    padded = workload.capacity_factor > 0
-    load = np.where(padded, workload.capacity_factor, workload.routing_imbalance)
-    copies = own * topk * load
-    rows = copies * config.etp
-    local = num_experts / config.ep
-    per_expert = rows / local
-    block = _grouped_gemms(op, rows, per_expert, local, up, ffn, padded)
-    router = op.linear(own, num_experts, hidden, op.kernels_16bit)
-    block += router + op.moved(own * num_experts * 8.0, own * num_experts * 8.0)
-    sorted_again = np.where(config.moe_dispatcher >= int(MoeDispatcher.DEEPEP), 4.0, 8.0)
-    permuted = rates.permute_passes * sorted_again * rows * hidden
-    block += op.moved(permuted + rows * (up + ffn), permuted + rows * (2 * up + ffn))
-    block += op.quantised(rows * (hidden + ffn), rows * (up + hidden))
-    # Experts with biases (GPT-OSS) clamp and scale their gate: kernels that no library fuses.
-    unfused = np.where(model.expert_bias, rows * (2 * up + 2 * hidden + 10 * ffn), 0.0)
-    block += op.moved(unfused, 1.5 * unfused)
-    exchange = _expert_exchange(op, own, copies, topk)
-    block.forward[_EP] = exchange
-    block.input_gradient[_EP] = exchange
-    return block
-
-
-def _grouped_gemms(
-    op: _Operators, rows: Any, per_expert: Any, local: Any, up: Any, ffn: Any, padded: Any
-) -> Block:
-    """The two GEMMs of every local expert; each expert pads its rows to whole tiles.
-
-    Batches of equal size (capacity factor) run as dense GEMMs.
-    """
-    rates, hidden = op.rates, op.model.hidden_size
-    share = np.where(padded, 1.0, rates.grouped_utilisation)
-    padding = 1.0 + np.where(padded, _EDGE, rates.grouped_padding) / per_expert
-    edges = 1.0 + _EDGE * (1.0 / hidden + 1.0 / ffn)
-    rate = op.gemm_rate * share / (padding * edges)
-    weights = local * hidden * (up + ffn)
-    compute = 2.0 * rows * hidden * (up + ffn) / rate
-    traffic = (weights + rows * (2 * hidden + up + ffn)) * (BYTES / op.hbm)
-    once = np.maximum(compute, traffic) + 2.0 * op.kernels.latency_s
-    block = Block.zero(op.rows())
-    block.forward[_EXPERT] = block.input_gradient[_EXPERT] = once
-    block.weight_gradient[_EXPERT] = np.where(op.is_lora, 0.0, once + weights * op.gradient_traffic)
-    return block
-
-
-def _expert_exchange(op: _Operators, own: Any, copies: Any, topk: Any) -> Column:
-    """Dispatch and combine of one direction, before what compute hides."""
-    config = op.config
-    members = group(config.ep, config.etp, op.domain)
-    row_bytes = op.model.hidden_size * BYTES
-    plain = 2.0 * all_to_all_s(copies * row_bytes, members, op.network)
-    once = dispatch_s(own * copies / (own * topk) * row_bytes, topk, members, op.network)
-    by_kernel = 2.0 * once
-    world = group(config.ep * config.etp, 1, op.domain)
-    all_tokens = own * row_bytes * world.size
-    gathered = 2.0 * all_gather_s(all_tokens, world, op.network)
-    dispatcher = config.moe_dispatcher
-    moved = np.where(
-        dispatcher == int(MoeDispatcher.ALLGATHER),
-        gathered,
-        np.where(dispatcher == int(MoeDispatcher.ALLTOALL), plain, by_kernel),
-    )
-    shards = group(config.etp, 1, op.domain)
-    spread = 2.0 * all_gather_s(copies * config.etp * row_bytes, shards, op.network)
-    result: Column = np.where(config.ep > 1, moved, 0.0) + np.where(config.etp > 1, spread, 0.0)
-    return result
-
-
-def _hide_experts(op: _Operators, moe: Block) -> None:
-    """All-to-all of one microbatch behind the compute of another (Megatron EP overlap)."""
-    overlapped = (op.config.overlap & int(Overlap.EP)) > 0
-    if not np.any(overlapped):
-        return
-    for times in (moe.forward, moe.input_gradient):
-        hidden = np.minimum(times[_EP], times[_COMPUTE].sum(axis=0))
-        times[_EP] -= np.where(overlapped, op.rates.ep_overlap * hidden, 0.0)
-
-
-def _add_host(op: _Operators, block: Block, is_moe: bool) -> None:
+def _add_host(op: Operators, block: Block, is_moe: bool) -> None:
     """What the host adds where it launches slower than the GPU computes.
 
     The longer of both counts; where they are close they do not overlap perfectly (4-norm).
@@ -466,8 +265,8 @@ def _add_host(op: _Operators, block: Block, is_moe: bool) -> None:
     host = host * np.where(op.cases.stack.cuda_graphs, rates.host_graphs, 1.0)
     forward = block.forward.sum(axis=0)
     backward = block.input_gradient.sum(axis=0) + block.weight_gradient.sum(axis=0)
-    block.forward[_HOST] = _longer(forward, host) - forward
-    block.input_gradient[_HOST] = _longer(backward, host * rates.host_backward) - backward
+    block.forward[HOST] = _longer(forward, host) - forward
+    block.input_gradient[HOST] = _longer(backward, host * rates.host_backward) - backward
 
 
 def _longer(first: Any, second: Any) -> Column:
@@ -478,7 +277,7 @@ def _longer(first: Any, second: Any) -> Column:
 
 
 def _selective(
-    op: _Operators,
+    op: Operators,
     core: Block,
     norms: Block,
     linear: Block,
@@ -496,9 +295,9 @@ def _selective(
         return np.where((modules & int(module)) > 0, times, 0.0)
 
     activation = np.zeros_like(none)
-    activation[_ELEMENTWISE] = 0.4 * experts.forward[_ELEMENTWISE]
+    activation[ELEMENTWISE] = 0.4 * experts.forward[ELEMENTWISE]
     up_projection = np.zeros_like(none)
-    up_projection[_GEMM] = np.where(op.model.is_mla, 0.6 * linear.forward[_GEMM], 0.0)
+    up_projection[GEMM] = np.where(op.model.is_mla, 0.6 * linear.forward[GEMM], 0.0)
     both = repeated(RecomputeModules.CORE_ATTN, core.forward)
     both = both + repeated(RecomputeModules.LAYERNORM, 0.5 * norms.forward)
     both = both + repeated(RecomputeModules.MLA_UP_PROJ, up_projection)
@@ -521,13 +320,13 @@ def _selective(
 def _operators_again(block: Block) -> Column:
     """What per-operator recomputation repeats of these blocks."""
     again = np.zeros_like(block.forward)
-    again[_GEMM] = 0.5 * block.forward[_GEMM]
-    again[_EXPERT] = 0.5 * block.forward[_EXPERT]
-    again[_ELEMENTWISE] = block.forward[_ELEMENTWISE]
+    again[GEMM] = 0.5 * block.forward[GEMM]
+    again[EXPERT] = 0.5 * block.forward[EXPERT]
+    again[ELEMENTWISE] = block.forward[ELEMENTWISE]
     return again
 
 
-def _output(op: _Operators) -> Block:
+def _output(op: Operators) -> Block:
     """Output layer (16 bit in every recipe) and the vocabulary-parallel cross-entropy."""
     model, tokens = op.model, op.tokens
     vocab = model.vocab_size / op.tp

@@ -16,7 +16,8 @@ from specs.choices import Overlap, Schedule, Sharding, TrainingKind
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.communication import Network, all_gather_s, all_reduce_s, ring_step_s
-from surrogate.compute import BYTES, PARTS, Block, LayerTimes, layer_times
+from surrogate.compute import LayerTimes, layer_times
+from surrogate.operators import BYTES, PARTS, Block
 from surrogate.schedules import pipeline_idle_s
 from surrogate.stages import StageColumns, distinct_rows, recomputed_per_chunk, stage_columns
 from surrogate.time_constants import TimeConstants
@@ -317,8 +318,10 @@ class _Step:
         """What every step takes whatever its size: host work, norms, logging, stragglers."""
         cluster, rates = self.rows.cases.cluster, self.rows.rates
         nodes = np.maximum(cluster.num_gpus / cluster.gpus_per_node, 1.0)
-        constant = rates.step_constant + rates.step_spread * np.log2(nodes)
-        return np.broadcast_to(constant, self.slowest.shape)
+        doublings = np.log2(nodes)
+        jitter = rates.straggle * doublings * self.microbatches * self.slowest
+        constant: Column = rates.step_constant + rates.step_spread * doublings + jitter
+        return constant
 
     def _parameters(self) -> tuple[Column, Column]:
         """Dense and expert parameters of the largest candidate stage on one rank, shape (n,)."""
@@ -348,12 +351,14 @@ class _Step:
         rows = self.rows
         cases, config, rates = rows.cases, rows.cases.config, rows.rates
         dense, experts = self._parameters()
-        world = cases.cluster.num_gpus
-        dense_size = config.data_parallel(world) * config.cp
-        expert_size = config.expert_data_parallel(world)
+        dense_size, expert_size = self._data_parallel_sizes()
+        sharded = config.sharding != int(Sharding.NONE)
+        replicas = np.where(sharded, np.maximum(config.replicate, 1), 1)
+        dense_shards = np.maximum(dense_size // replicas, 1)
+        expert_shards = np.maximum(expert_size // replicas, 1)
         domain = cases.cluster.scale_up_gpus
-        dense_group = group(dense_size, config.tp, domain)
-        expert_group = group(expert_size, config.etp * config.ep, domain)
+        dense_group = group(dense_shards, config.tp, domain)
+        expert_group = group(expert_shards, config.etp * config.ep, domain)
         lora = cases.workload.kind == int(TrainingKind.LORA)
         trained = np.where(lora, 0.01, 1.0)
 
@@ -365,14 +370,26 @@ class _Step:
         # Compute copies of the weights travel in 16 bit whatever the master weights are.
         reduce = gathered(self._reduced_bytes() * trained)
         gather = gathered(np.full(len(config), float(BYTES)) * trained)
-        sharded = config.sharding != int(Sharding.NONE)
         fully = config.sharding >= int(Sharding.ZERO3)
         once = self._once_a_step(reduce, np.where(sharded, gather, reduce))
         every = self._every_microbatch(
             gathered(np.full(len(config), float(BYTES))), reduce, rates.fsdp_hidden
         )
         exposed = np.where(fully, every, once)
+        if np.any(replicas > 1):
+            # Replicas of the shards sum their parts of the gradient once a step.
+            across = group(replicas, config.tp * dense_shards, domain)
+            shard = dense / dense_shards + experts / expert_shards
+            exposed = exposed + all_reduce_s(
+                shard * self._reduced_bytes() * trained, across, rows.network
+            )
         return np.where((dense_size > 1) | (expert_size > 1), exposed, 0.0)
+
+    def _data_parallel_sizes(self) -> tuple[Column, Column]:
+        """Ranks that hold the same dense and the same expert parameters."""
+        cases, config = self.rows.cases, self.rows.cases.config
+        world = cases.cluster.num_gpus
+        return config.data_parallel(world) * config.cp, config.expert_data_parallel(world)
 
     def _reduced_bytes(self) -> Column:
         """Bytes a gradient travels in: as it is kept, but DeepSpeed reduces in the weights' 16 bit
@@ -417,11 +434,11 @@ class _Step:
         rows = self.rows
         cases, config = rows.cases, rows.cases.config
         dense, experts = self._parameters()
-        world = cases.cluster.num_gpus
         sharded = config.sharding != int(Sharding.NONE)
         replicas = np.maximum(config.replicate, 1)
-        dense_size = np.maximum(config.data_parallel(world) * config.cp / replicas, 1)
-        expert_size = np.maximum(config.expert_data_parallel(world) / replicas, 1)
+        dense_size, expert_size = self._data_parallel_sizes()
+        dense_size = np.maximum(dense_size / replicas, 1)
+        expert_size = np.maximum(expert_size / replicas, 1)
         local = dense / np.where(sharded, dense_size, 1.0)
         local = local + experts / np.where(sharded, expert_size, 1.0)
         local = local * np.where(cases.workload.kind == int(TrainingKind.LORA), 0.01, 1.0)

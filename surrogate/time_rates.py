@@ -135,6 +135,16 @@ class TimeRates(Columns):
         ),
     ]
     permute_passes: Annotated[Column, factor(1.0, 0.5, "of the traffic", "assumed", framework=0.38)]
+    straggle: Annotated[
+        Column,
+        factor(
+            0.004,
+            0.4,
+            "of the step a doubling of nodes",
+            "assumed: the slowest of more GPUs sets the pace",
+            framework=0.4,
+        ),
+    ]
     logits_passes: Annotated[
         Column, factor(1.0, 0.108, "of the traffic", "assumed", framework=0.144)
     ]

@@ -104,6 +104,16 @@ def test_fully_sharded_parameters_are_gathered_every_microbatch() -> None:
     assert part(pair, "dp")[1] > 2 * part(pair, "dp")[0]
 
 
+def test_hybrid_sharding_gathers_within_its_shards() -> None:
+    full = TrainingConfig(sharding=Sharding.FSDP, overlap=Overlap.DP)
+    hybrid = full.changed(sharding=Sharding.HSDP, replicate=8)
+    pair = study(full, hybrid, model="llama3.1-70b", gpu="H100-SXM", num_gpus=64, gbs=1024)
+    gathered_wide, gathered_in_node = part(with_cluster(pair, nic_bytes_per_s=5e9), "dp")
+    assert gathered_in_node < gathered_wide
+    lone = study(hybrid, model="llama3.1-70b", gpu="H100-SXM", num_gpus=64, gbs=64)
+    assert part(lone, "dp")[0] > 0
+
+
 def test_zero_bubble_schedules_expose_data_parallel_communication() -> None:
     pair = study(BASE, BASE.changed(schedule=Schedule.ZB_H1))
     assert part(pair, "dp")[1] > part(pair, "dp")[0]
