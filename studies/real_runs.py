@@ -21,6 +21,7 @@ from search.distributions import config_key, distributions, parameters
 from search.evidence import LOST, MEMORY_CONSTRAINT, PEAK_KNOWN
 from search.pool_sampler import Judged, PoolSampler
 from search.space import Space
+from search.transfer import Source
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.runs import RunTable
@@ -104,13 +105,22 @@ class AskedRun:
 class RealRuns:
     """The measured study of a job, opened for writing."""
 
-    def __init__(self, job: Job, study: Study, note: str) -> None:
-        self.job, self._study, self.note = job, study, note
+    def __init__(self, job: Job, study: Study, note: str, source: Source | None = None) -> None:
+        self.job, self._study, self.note, self._source = job, study, note, source
         self.name = study.study_name
 
     @classmethod
-    def open(cls, job: Job, address: StorageAddress, name: str, create: bool = True) -> RealRuns:
+    def open(
+        cls,
+        job: Job,
+        address: StorageAddress,
+        name: str,
+        source: Source | None = None,
+        create: bool = True,
+    ) -> RealRuns:
         """The study ``name/measured``; one named after the inputs where they changed.
+
+        ``source`` are the measured runs of another study, to learn from.
 
         Raises:
             InputError: the storage cannot be opened, or nothing was asked yet and not ``create``.
@@ -136,7 +146,7 @@ class RealRuns:
         for key, value in (("inputs", inputs), ("input_hash", digest)):
             if study.user_attrs.get(key) != value:
                 study.set_user_attr(key, value)
-        return cls(job, study, note)
+        return cls(job, study, note, source)
 
     def pool(self, space: Space, seed: int = 0) -> ConfigPool:
         """The configs that may be asked, as projected before any run of this job was known.
@@ -149,7 +159,8 @@ class RealRuns:
 
     def judged(self, pool: ConfigPool, seed: int = 0) -> Judged:
         """What is thought of every config now; runs that are out count as run."""
-        return PoolSampler(pool, seed=seed).judged(self._study)
+        sources = [self._source] if self._source is not None else []
+        return PoolSampler(pool, sources=sources, seed=seed).judged(self._study)
 
     def _legal_baseline(self) -> list[TrainingConfig]:
         baseline = self.job.baseline

@@ -26,7 +26,7 @@ STEPS = 30
 OVERHEAD_S = 300.0
 """Start-up, compilation and teardown of a run (assumed; --overhead says otherwise)."""
 MOST_RUNS = 8
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|min|h|d)")
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>min|s|m|h|d)")
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -24,6 +24,7 @@ from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.oracles import Oracle, SurrogateOracle
 from studies.storage import only_driver, storage_address
+from studies.transfer import other_study, transferred
 from studies.wording import describe
 
 DEFAULT_TRIALS = 64
@@ -48,6 +49,7 @@ class StudyOptions:
     trials: int | None = None
     seed: int | None = None
     shortlist_size: int = 5
+    from_study: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,9 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         ledger = Ledger.open(address, name, inputs)
         ledger.describe({"notes": list(notes)})
         seeds = _legal_seeds(job, seed_sweep(anchor, space.axes), ledger)
+        if options.from_study is not None:
+            other = other_study(options.from_study, address)
+            seeds[1:1] = transferred(job, space, ranking.table, other)
         plan = _plan(seeds, ranking, trials, options.shortlist_size)
         _spend(plan, oracle, ledger, trials, progress)
     rows = shortlist(ranking, options.shortlist_size)

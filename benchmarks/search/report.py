@@ -20,6 +20,8 @@ WITHIN = 0.02
 NEAR, FAR = 0.05, 0.2
 """Log sd by which a source study differs from the task it warms."""
 UNRELATED = 100_000
+SLOW, SLOW_DRAWS = ("GPSampler",), 20
+"""Methods that take seconds a run see only the first draws of the hidden truth."""
 Advance = Callable[[str], None]
 
 
@@ -68,6 +70,11 @@ def summary(traces: Sequence[Trace], budget: int) -> dict[str, Any]:
     }
 
 
+def _words(traces: Sequence[Trace]) -> str:
+    value = mean_se(at(trace.regrets, BUDGET) for trace in traces)
+    return f"{value['mean']:.1%} ± {value['se']:.1%}"
+
+
 def paired(ours: Sequence[Trace], theirs: Sequence[Trace], budget: int) -> dict[str, Any]:
     """Difference of regret on the same problems: mean, standard error, wins."""
     difference = np.array(
@@ -113,7 +120,8 @@ def landscapes(seeds: Sequence[int], advance: Advance, only: Sequence[str] = ())
                 played(method, p, BUDGET, memory_filter, seed)
                 for p, seed in zip(problems, seeds, strict=True)
             ]
-            advance(f"landscape, {name}, {'memory filter' if memory_filter else 'black box'}")
+            kind = "memory filter" if memory_filter else "black box"
+            advance(f"landscape, {kind}, {name}: regret {_words(traces[name])}")
         ours = traces.get("PoolSampler")
         content["memory_filter" if memory_filter else "black_box"] = {
             name: summary(found, BUDGET)
@@ -135,9 +143,12 @@ def hidden(draws: int, advance: Advance, only: Sequence[str] = ()) -> dict[str, 
         start.append(problem.regret(problem.start))
         for kind, found in traces.items():
             for name, method in chosen.items():
+                if name in SLOW and problem.seed >= SLOW_DRAWS:
+                    continue
                 trace = played(method, problem, BUDGET, kind == "memory_filter", problem.seed)
                 found.setdefault(name, []).append(trace)
-        advance(f"hidden truth {problem.seed + 1} of {draws}")
+        told = ", ".join(f"{n} {_words(found)}" for n, found in traces["memory_filter"].items())
+        advance(f"hidden truth {problem.seed + 1} of {draws}: {told}")
     return {
         "draws": draws,
         "budget": BUDGET,
@@ -170,7 +181,8 @@ def replayed(
                 by[name].append(float(np.mean(counts)))
                 entry.setdefault(kind, {})[name] = float(np.mean(counts))
         sets.append(entry)
-        advance(f"replay of {len(problem)} configs")
+        told = ", ".join(f"{n} {count:.1f}" for n, count in entry["memory_filter"].items())
+        advance(f"replay of {len(problem)} configs: evaluations {told}")
     share = {
         kind: {
             name: mean_se(

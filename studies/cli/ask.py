@@ -34,6 +34,15 @@ StorageOption = Annotated[
 SlotOption = Annotated[
     str, typer.Option("--slot", metavar="TIME", help="Cluster time to fill: 2h, 90m.")
 ]
+FromStudyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-study",
+        metavar="NAME",
+        help="Learn from the measured runs of another study: NAME, or STORAGE#NAME.",
+        show_default=False,
+    ),
+]
 RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Runs at most.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=3, help="Steps of each run.")]
 OverheadOption = Annotated[
@@ -53,6 +62,7 @@ def ask_command(
     core: Annotated[
         bool, typer.Option("--core", help="Vary the core axes only: a smaller, quicker space.")
     ] = False,
+    from_study: FromStudyOption = None,
     storage: StorageOption = None,
     seed: SeedOption = 0,
     out: OutOption = Path("results"),
@@ -65,6 +75,7 @@ def ask_command(
     from studies.real_runs import RealRuns
     from studies.run_requests import Slot, ask_runs, duration_s
     from studies.storage import only_driver, storage_address
+    from studies.transfer import other_study
 
     output = Output(as_json)
     wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
@@ -73,10 +84,13 @@ def ask_command(
     checked_folder(out)
     address = storage_address(storage, out / "foretune.db")
     space = Space.of(job.experiment, job.cluster, full=not core)
+    other = other_study(from_study, address) if from_study else None
     with only_driver(address, out / name, name):
-        measured = RealRuns.open(job, address, name)
+        measured = RealRuns.open(job, address, name, other.source if other else None)
         asked = ask_runs(measured, space, wanted, out / measured.name, runs, seed)
     notes = [note for note in (*job.notes, measured.note, asked.note) if note]
+    if other is not None and other.source is None:
+        notes.append(f"{other.name!r} has no measured runs: there is nothing to learn from it yet.")
     output.notes(notes)
     if as_json:
         output.result(

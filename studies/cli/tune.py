@@ -32,6 +32,15 @@ TrialsOption = Annotated[
     int | None,
     typer.Option("--trials", min=1, help="Trials of the study in all (64).", show_default=False),
 ]
+FromStudyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-study",
+        metavar="NAME",
+        help="Learn from another study: NAME in the same storage, or STORAGE#NAME.",
+        show_default=False,
+    ),
+]
 StudySeedOption = Annotated[
     int | None,
     typer.Option("--seed", min=0, help="Seed of every random draw (0).", show_default=False),
@@ -48,6 +57,7 @@ def tune_command(
     storage: StorageOption = None,
     seed: StudySeedOption = None,
     why: WhyOption = None,
+    from_study: FromStudyOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +75,9 @@ def tune_command(
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     if not as_json:
         show_job(output, job)
-    options = StudyOptions(out=out, storage=storage, trials=trials, seed=seed)
+    options = StudyOptions(
+        out=out, storage=storage, trials=trials, seed=seed, from_study=from_study
+    )
     study = run_study(job, options, output.progress)
     output.notes(study.notes)
     result = result_of(study, seed or 0)

@@ -1,0 +1,189 @@
+"""Real runs: what is asked, how results come back, what is refused, what follows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specs.config import TrainingConfig
+from studies.run_requests import duration_s
+from tests.studies.conftest import Ran
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def asked(small_study: Path, tmp_path: Path, foretune: Command) -> Callable[..., Any]:
+    """Runs ask or tell on the small study and returns its JSON."""
+
+    def call(command: str, *arguments: object, code: int = 0) -> Any:
+        ran = foretune(command, small_study, *arguments, "--out", tmp_path / "out", "--json")
+        assert ran.code == code, ran.err
+        return ran.json if code == 0 else ran.err
+
+    return call
+
+
+def test_the_baseline_comes_first_and_the_slot_is_kept(asked: Callable[..., Any]) -> None:
+    result = asked("ask", "--slot", "40m")
+    runs = result["runs"]
+    assert [run["run"] for run in runs] == list(range(len(runs)))
+    assert runs[0]["config"]["tp"] == 2
+    assert runs[0]["config"]["pp"] == 2
+    assert "baseline" in runs[0]["reason"]
+    assert sum(run["expected"]["run_s"] for run in runs) <= 40 * 60
+    configs = [TrainingConfig.from_labels(run["config"]) for run in runs]
+    assert len(set(configs)) == len(configs) > 1
+    assert all(Path(path).is_file() for run in runs for path in run["files"])
+    assert result["outstanding"] == [run["run"] for run in runs]
+
+
+def test_asking_again_asks_for_other_configs(asked: Callable[..., Any]) -> None:
+    first = asked("ask", "--slot", "25m", "--runs", "2")["runs"]
+    second = asked("ask", "--slot", "25m", "--runs", "2")["runs"]
+    assert second[0]["run"] == 2
+    labels = [json.dumps(run["config"], sort_keys=True) for run in first + second]
+    assert len(set(labels)) == 4
+
+
+def test_results_come_back_in_any_order(asked: Callable[..., Any]) -> None:
+    asked("ask", "--runs", "4", "--slot", "4h")
+    asked("tell", "--run", "2", "--oom")
+    asked("tell", "--run", "0", "--speed", "9000", "--peak", "100")
+    after = asked("tell", "--run", "3", "--crash", "NCCL timeout")
+    states = {run["run"]: run["state"] for run in after["runs"]}
+    assert states == {0: "measured", 1: "running", 2: "out of memory", 3: "crashed"}
+    ranking = after["ranking"]
+    measured = next(entry for entry in ranking if entry["run"] == 0)
+    assert measured["tokens_per_s_per_gpu"] == 9000
+    assert measured["trust"] == "measured"
+    assert {entry["run"] for entry in ranking[-2:]} == {2, 3}
+    assert any(path.endswith("calibration.json") for path in after["files"])
+    again = asked("ask", "--runs", "2", "--slot", "4h")["runs"]
+    assert "baseline" not in again[0]["reason"]
+
+
+def test_what_is_measured_moves_the_projections_of_the_others(asked: Callable[..., Any]) -> None:
+    runs = asked("ask", "--runs", "1", "--slot", "1h")["runs"]
+    slow = 0.6 * runs[0]["expected"]["projected_tokens_per_s_per_gpu"]
+    after = asked("tell", "--run", "0", "--speed", slow)
+    others = [entry for entry in after["ranking"] if entry["run"] is None]
+    assert others
+    assert all(e["tokens_per_s_per_gpu"] < e["projected_before"] for e in others)
+
+
+def test_told_twice(asked: Callable[..., Any]) -> None:
+    asked("ask", "--runs", "1", "--slot", "1h")
+    asked("tell", "--run", "0", "--speed", "9000")
+    assert "nothing changed" in asked("tell", "--run", "0", "--speed", "9000")["told"][0]
+    assert "--again" in asked("tell", "--run", "0", "--speed", "7000", code=2)
+    repeat = asked("tell", "--run", "0", "--speed", "7000", "--again")
+    assert [run["tokens_per_s_per_gpu"] for run in repeat["runs"]] == [9000, 7000]
+    shown = next(entry for entry in repeat["ranking"] if entry["run"] is not None)
+    assert shown["tokens_per_s_per_gpu"] == 8000
+
+
+def test_a_lost_run_may_be_asked_again_and_told_late(asked: Callable[..., Any]) -> None:
+    lost = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]
+    asked("tell", "--run", "0", "--lost")
+    again = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]
+    assert again["config"] == lost["config"]
+    late = asked("tell", "--run", "0", "--speed", "8000")
+    assert "given up" in late["told"][0]
+    assert late["runs"][-1]["state"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--run", "7", "--oom"), "no run 7"),
+        (("--run", "0"), "either files"),
+        (("--speed", "1"), "--run N"),
+        (("--run", "0", "--speed", "-3"), "positive"),
+        (("--run", "0", "--speed", "5", "--oom"), "one thing"),
+        (("--run", "0", "--speed", "5", "--peak", "5", "--counter", "smi"), "counter"),
+    ],
+)
+def test_bad_tells_are_refused_in_a_sentence(
+    asked: Callable[..., Any], arguments: tuple[str, ...], words: str
+) -> None:
+    asked("ask", "--runs", "1", "--slot", "1h")
+    assert words in asked("tell", *arguments, code=2)
+
+
+def test_telling_before_asking_and_a_slot_too_short(asked: Callable[..., Any]) -> None:
+    assert "foretune ask" in asked("tell", "--run", "0", "--oom", code=2)
+    assert "longer --slot" in asked("ask", "--slot", "2m", code=2)
+    assert "no duration" in asked("ask", "--slot", "soon", code=2)
+
+
+def test_the_script_measures_offline_and_its_result_is_read(asked: Callable[..., Any]) -> None:
+    runs = asked("ask", "--runs", "3", "--slot", "4h")["runs"]
+    folders = [Path(run["files"][0]).parent for run in runs]
+    lines = "".join(
+        f"echo ' iteration {i}/ 30 | elapsed time per iteration (ms): {ms:.1f} | lm loss: 9.1'\n"
+        for i, ms in enumerate([9000.0, 4100.0, 4000.0, 4010.0, 3990.0, 4000.0], 1)
+    )
+    ends = [lines, "echo 'torch.OutOfMemoryError: HIP out of memory.'; exit 1\n", "exit 3\n"]
+    for folder, body in zip(folders, ends, strict=True):
+        (folder / "fake.sh").write_text(body)
+        subprocess.run(
+            ["bash", folder / "measure.sh", "bash", folder / "fake.sh"],
+            check=False,
+            capture_output=True,
+            env={"PATH": "/usr/bin:/bin"},
+        )
+    result = json.loads((folders[0] / "result.json").read_text())
+    assert result["step_time_s"] == pytest.approx(4.0, rel=0.01)
+    assert result["tokens_per_s_per_gpu"] == pytest.approx(4096 * 64 / 16 / 4.0, rel=0.01)
+    after = asked("tell", *(folder / "result.json" for folder in folders))
+    assert [run["state"] for run in after["runs"]] == ["measured", "out of memory", "crashed"]
+
+
+def test_a_result_of_another_study_is_refused(asked: Callable[..., Any], tmp_path: Path) -> None:
+    run = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]
+    path = tmp_path / "result.json"
+    content = {"schema_version": 1, "run": 0, "study": "other/measured", "exit_code": 0}
+    content |= {"out_of_memory": False, "step_time_s": 1.0, "tokens_per_s_per_gpu": 5.0}
+    path.write_text(json.dumps(content))
+    assert "other/measured" in asked("tell", path, code=2)
+    path.write_text(json.dumps(content | {"run": -1}))
+    assert "no result" in asked("tell", path, code=2)
+    path.write_text("nothing of the kind\n")
+    assert "--run N" in asked("tell", path, code=2)
+    assert run["run"] == 0
+
+
+def test_another_cluster_is_another_study(asked: Callable[..., Any]) -> None:
+    first = asked("ask", "--runs", "1", "--slot", "1h")
+    other = asked("ask", "--runs", "1", "--slot", "1h", "--cluster", "4x8xMI300X")
+    assert first["study_name"] != other["study_name"]
+    assert any("cluster" in note for note in other["notes"])
+
+
+def test_learning_from_another_study(
+    small_study: Path, tmp_path: Path, foretune: Command, asked: Callable[..., Any]
+) -> None:
+    asked("ask", "--runs", "2", "--slot", "2h")
+    asked("tell", "--run", "1", "--speed", "9000")
+    larger = tmp_path / "larger.yaml"
+    text = small_study.read_text().replace("name: small", "name: larger")
+    larger.write_text(text.replace("cluster: 2x8", "cluster: 4x8"))
+    out = ("--out", tmp_path / "out", "--json")
+    ran = foretune("ask", larger, "--runs", "2", "--slot", "2h", "--from-study", "small", *out)
+    assert ran.code == 0, ran.err
+    tuned = foretune("tune", larger, "--trials", "8", "--from-study", "small", *out)
+    assert tuned.code == 0, tuned.err
+    assert foretune("ask", larger, "--from-study", "nobody", *out).code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45 min", 2700)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
