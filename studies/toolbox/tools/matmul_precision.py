@@ -5,7 +5,6 @@ from __future__ import annotations
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.runtime import Host, Observation, Runtime
 from studies.toolbox.tools.base import Code, Proof, Tool
-from studies.toolbox.workload import Generation
 
 
 class MatmulPrecision(Tool):
@@ -18,14 +17,12 @@ class MatmulPrecision(Tool):
         """Products lose bits by design."""
         return False
 
-    def unavailable(self, setting: str, host: Host, work: Generation) -> str:  # noqa: ARG002
-        """Only float32 products are concerned."""
-        return "" if host.dtype == "float32" else f"the weights are {host.dtype}, not float32"
-
     def conflict(self, setting: str, bundle: Bundle, host: Host) -> str:  # noqa: ARG002
-        """Nothing is left of it after a cast to 16 bits."""
-        if bundle.get("dtype_cast") in ("bfloat16", "float16"):
-            return "matmul_precision concerns float32 products and the weights are cast to 16 bits"
+        """Only float32 products are concerned."""
+        cast = bundle.get("dtype_cast")
+        held = host.dtype if cast == "off" else cast
+        if held != "float32":
+            return f"matmul_precision concerns float32 products and the weights are {held}"
         return ""
 
     def apply(self, runtime: Runtime, setting: str) -> None:  # noqa: ARG002

@@ -1,0 +1,221 @@
+"""Planners replayed on a measured factorial: what they find, what it costs, what they keep wrongly.
+
+An evaluation resamples the recorded blocks and the pairs in them, so every replay sees the noise of
+the machine that was measured; truth is the median over all recorded blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from studies.toolbox.bundle import BASELINE, Bundle
+from studies.toolbox.decision import Floats, Rule, judge
+from studies.toolbox.factorial import Cell, Table
+from studies.toolbox.noise import ROCKET_KEEPS_AT, ROCKET_RUNS
+from studies.toolbox.planners import make_planner
+from studies.toolbox.planners.fixed_order import ORDER
+from studies.toolbox.search import Progress, Suggestion, finish, spend
+from studies.toolbox.verdicts import Outcome, Verdict
+
+ROCKET = "rocket"
+"""Its order and its rule: the mean of 3 runs at 1.02, keep for ever, nothing measured again."""
+NEAR = 0.95
+"""Share of the best speed that counts as found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One replay of a planner.
+
+    Attributes:
+        regret: share of the best bundle's speed that the final stack lacks.
+        searched_regret: the same for the best bundle of the search, before it is measured again.
+        keeps, false_keeps: keep verdicts, and those on bundles that are truly below the threshold.
+        useless_tools: tools in the final stack without which it is truly no slower.
+        cost_s: device-seconds in all.
+        near_s: device-seconds until a kept bundle had 95% of the best speed; None: never.
+    """
+
+    regret: float
+    searched_regret: float
+    keeps: int
+    false_keeps: int
+    useless_tools: int
+    cost_s: float
+    near_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerScore:
+    """Replays of a planner over many seeds; fields as in ``Replay``, means unless said."""
+
+    planner: str
+    regret: float
+    worst_regret: float
+    searched_regret: float
+    found: float
+    near_s: float | None
+    cost_s: float
+    false_keep_rate: float
+    useless_tools: float
+
+
+def truth(table: Table) -> dict[Bundle, float]:
+    """The log speed ratio of every bundle against the baseline, which has 0."""
+    found = {
+        bundle: float(np.median([np.median(cell.ratios) for cell in cells]))
+        for bundle, cells in table.items()
+    }
+    return {BASELINE: 0.0, **found}
+
+
+class RecordedMachine:
+    """Evaluates bundles by resampling a table."""
+
+    def __init__(self, table: Table, rule: Rule, seed: int) -> None:
+        self.table = table
+        self.rule = rule
+        self.cost_s = 0.0
+        self.generator = np.random.default_rng([seed, 12])
+
+    def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
+        """The outcome of a bundle against a base; adds to the cost."""
+        blocks: list[Floats] = []
+        control: list[Floats] = []
+        before = self.cost_s
+        while True:
+            cell = self._block(bundle)
+            ratios = self._pairs(cell.ratios)
+            if base != BASELINE:
+                ratios = ratios - self._pairs(self._block(base).ratios)
+            blocks.append(ratios)
+            control.append(self._pairs(cell.control))
+            judgement = judge(blocks, control, self.rule)
+            if judgement.verdict is not None:
+                break
+        return Outcome(
+            bundle=bundle,
+            base=base,
+            verdict=judgement.verdict,
+            sentence="",
+            log_ratio=judgement.estimate.log_ratio,
+            standard_error=judgement.estimate.standard_error,
+            lower=judgement.lower,
+            upper=judgement.upper,
+            cost_s=self.cost_s - before,
+        )
+
+    def mean_of_three(self, bundle: Bundle) -> float:
+        """Mean seconds of a few runs of one process, as ROCKET measures."""
+        cell = self._block(bundle) if bundle != BASELINE else self._block(next(iter(self.table)))
+        arm = "candidate" if bundle != BASELINE else "base"
+        return float(self.generator.choice(cell.seconds[arm], ROCKET_RUNS).mean())
+
+    def _block(self, bundle: Bundle) -> Cell:
+        cells = self.table[bundle]
+        cell = cells[int(self.generator.integers(len(cells)))]
+        self.cost_s += cell.cost_s
+        return cell
+
+    def _pairs(self, ratios: Floats) -> Floats:
+        return self.generator.choice(ratios, self.rule.pairs)
+
+
+def replay(table: Table, planner: str, rule: Rule, trials: int, seed: int) -> Replay:
+    """One replay of a planner with a budget of trials."""
+    machine = RecordedMachine(table, rule, seed)
+    known = truth(table)
+    best = max(known.values())
+    if planner == ROCKET:
+        return _rocket(machine, known, best)
+    progress = Progress(sorted(table, key=lambda bundle: (len(bundle), bundle.pairs)))
+    marks: list[tuple[float, Bundle]] = []
+
+    def evaluate(suggestion: Suggestion) -> Outcome:
+        outcome = machine.evaluate(suggestion.bundle)
+        if outcome.verdict is Verdict.KEEP:
+            marks.append((machine.cost_s, outcome.bundle))
+        return outcome
+
+    spend(make_planner(planner, seed, rule.threshold), progress, evaluate, trials)
+    searched = progress.best.bundle if progress.best else BASELINE
+    stack = BASELINE
+    if progress.best:
+        final = finish(searched, machine.evaluate, _in_table(table), rule.threshold)
+        stack = final.stack if final.proven else BASELINE
+    near = [cost for cost, bundle in marks if known[bundle] >= best + math.log(NEAR)]
+    return Replay(
+        regret=1 - math.exp(known[stack] - best),
+        searched_regret=1 - math.exp(known[searched] - best),
+        keeps=len(marks),
+        false_keeps=sum(known[bundle] < rule.log_threshold for _, bundle in marks),
+        useless_tools=useless(stack, known),
+        cost_s=machine.cost_s,
+        near_s=near[0] if near else None,
+    )
+
+
+def useless(stack: Bundle, known: dict[Bundle, float]) -> int:
+    """Tools of a stack without which it is truly no slower."""
+    without = [stack.without(tool) for tool, _ in stack]
+    return sum(known[rest] >= known[stack] for rest in without if rest in known)
+
+
+def _rocket(machine: RecordedMachine, known: dict[Bundle, float], best: float) -> Replay:
+    """ROCKET's loop on the recorded machine."""
+    stack, held_s = BASELINE, machine.mean_of_three(BASELINE)
+    keeps = false_keeps = 0
+    near_s: float | None = None
+    for tool, settings in ORDER:
+        options = [stack.with_(tool, setting) for setting in settings]
+        bundle = next((option for option in options if option in machine.table), None)
+        if bundle is None:
+            continue
+        seconds = machine.mean_of_three(bundle)
+        if held_s / seconds >= ROCKET_KEEPS_AT:
+            keeps += 1
+            false_keeps += known[bundle] - known[stack] < math.log(ROCKET_KEEPS_AT)
+            stack, held_s = bundle, seconds
+            if near_s is None and known[stack] >= best + math.log(NEAR):
+                near_s = machine.cost_s
+    regret = 1 - math.exp(known[stack] - best)
+    return Replay(regret, regret, keeps, false_keeps, useless(stack, known), machine.cost_s, near_s)
+
+
+def score(
+    table: Table, planner: str, rule: Rule, trials: int, seeds: int, advance: Callable[[int], None]
+) -> PlannerScore:
+    """A planner over many seeds."""
+    found = []
+    for seed in range(seeds):
+        found.append(replay(table, planner, rule, trials, seed))
+        advance(1)
+    near = [one.near_s for one in found if one.near_s is not None]
+    return PlannerScore(
+        planner=planner,
+        regret=float(np.mean([one.regret for one in found])),
+        worst_regret=max(one.regret for one in found),
+        searched_regret=float(np.mean([one.searched_regret for one in found])),
+        found=len(near) / seeds,
+        near_s=float(np.median(near)) if near else None,
+        cost_s=float(np.mean([one.cost_s for one in found])),
+        false_keep_rate=sum(o.false_keeps for o in found) / max(sum(o.keeps for o in found), 1),
+        useless_tools=float(np.mean([one.useless_tools for one in found])),
+    )
+
+
+def _in_table(table: Table) -> Callable[[Bundle], bool]:
+    return lambda bundle: bundle in table or bundle == BASELINE
+
+
+def candidate_noise(table: Table) -> dict[str, list[Floats]]:
+    """Raw times of the two baseline copies by block: recorded noise of identical programs."""
+    processes: list[Floats] = []
+    for cells in table.values():
+        for cell in cells:
+            processes += [cell.seconds["base"], cell.seconds["control"]]
+    return {"baseline copies": processes}

@@ -1,0 +1,126 @@
+"""Whatever goes wrong in a worker becomes a verdict or a sentence; nothing hangs or is left over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specs.errors import InputError
+from studies.toolbox.bundle import BASELINE, Bundle
+from studies.toolbox.decision import Rule
+from studies.toolbox.evaluation import Evaluator
+from studies.toolbox.models import ModelSource
+from studies.toolbox.process import ROOT, Launch, Worker, WorkerError
+from studies.toolbox.verdicts import Verdict
+from studies.toolbox.workload import Generation
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
+MATH = Bundle.of({"sdpa_attention": "math"})
+HERE = Path(__file__).parent
+
+
+def launch(folder: Path, factory: str, device: str = "cpu", timeout_s: float = 120) -> Launch:
+    return Launch(
+        source={"kind": "factory", "text": f"toolbox_factories:{factory}"},
+        dtype="checkpoint",
+        device=device,
+        work=Generation(2, 8, 4).as_json(),
+        threads=1,
+        seed=0,
+        timeout_s=timeout_s,
+        folder=folder,
+        environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+    )
+
+
+def silent(_event: str, _content: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("factory", "verdict", "words"),
+    [
+        ("raises", Verdict.FAILED, "this tool is broken"),
+        ("runs_out_of_device_memory", Verdict.OUT_OF_MEMORY, "80 GiB"),
+        ("runs_out_of_host_memory", Verdict.OUT_OF_MEMORY, "memory runs out"),
+        ("dies", Verdict.FAILED, "SIGSEGV"),
+    ],
+)
+def test_a_tool_that_fails_gets_a_verdict(
+    factory: str, verdict: Verdict, words: str, tmp_path: Path
+) -> None:
+    evaluator = Evaluator(launch(tmp_path, factory), Rule(), silent)
+    outcome = evaluator.evaluate(MATH)
+    assert outcome.verdict is verdict
+    assert words in outcome.sentence
+    assert "\n" not in outcome.sentence
+
+
+def test_a_worker_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
+    evaluator = Evaluator(launch(tmp_path, "hangs", timeout_s=30), Rule(), silent)
+    outcome = evaluator.evaluate(MATH)
+    assert outcome.verdict is Verdict.FAILED
+    assert "did not answer 'apply' within 30 s" in outcome.sentence
+
+
+def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path) -> None:
+    compiled = Bundle.of({"torch_compile": "default"})
+    with Worker(launch(tmp_path, "does_not_compile"), compiled) as worker:
+        with pytest.raises(WorkerError, match="does not compile") as failure:
+            worker.ask("warm_up")
+        assert failure.value.kind == "compile"
+        assert worker.ask("peaks", working_bytes=1 << 20)["bytes_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "device", "words"),
+    [
+        ("sees_the_future", "cpu", "is not causal"),
+        ("is_no_model", "cpu", "returns int"),
+        ("nowhere", "cpu", "cannot be imported"),
+    ],
+)
+def test_a_model_that_cannot_serve_is_refused_in_a_sentence(
+    factory: str, device: str, words: str, tmp_path: Path
+) -> None:
+    evaluator = Evaluator(launch(tmp_path, factory, device), Rule(), silent)
+    with pytest.raises(InputError, match=words):
+        evaluator.prepare()
+
+
+def test_no_gpu_is_said_in_a_sentence(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    evaluator = Evaluator(launch(tmp_path, "plain", "cuda"), Rule(), silent)
+    with pytest.raises(InputError, match="sees no GPU"):
+        evaluator.prepare()
+
+
+def test_a_worker_ends_with_its_study(tmp_path: Path) -> None:
+    worker = Worker(launch(tmp_path, "plain"), BASELINE)
+    worker.start()
+    process = worker._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # what the death of the study does
+    assert process.wait(timeout=60) == 0
+    worker.close()
+
+
+def test_folders_without_weights_and_names_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no config\.json"):
+        ModelSource.of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="no weights"):
+        ModelSource.of(str(tmp_path))
+    for text in ("./nowhere", "/nowhere/model", "a/b/c", "nowhere.json"):
+        with pytest.raises(InputError, match="does not exist"):
+            ModelSource.of(text)
+    assert ModelSource.of("Qwen/Qwen2.5-7B-Instruct").kind == "name"
+    assert ModelSource.of("package.module:make").kind == "factory"
+    assert ModelSource.of(str(tmp_path / "config.json")).random_weights
