@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a worker becomes a verdict or a sentence; nothing hangs or is left over."""
+"""Whatever goes wrong in a worker becomes a verdict or a sentence; nothing hangs or stays."""
 
 from __future__ import annotations
 

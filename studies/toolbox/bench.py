@@ -1,0 +1,114 @@
+"""The benchmark of the toolbox: keep rules on recorded noise, planners on a measured factorial."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from studies.files import checked_file
+from studies.toolbox.bundle import BASELINE
+from studies.toolbox.decision import Rule
+from studies.toolbox.factorial import measure_factorial, read_table
+from studies.toolbox.noise import keep_rates, null_knob, rocket_keep_rate
+from studies.toolbox.planners import PLANNERS
+from studies.toolbox.process import Worker
+from studies.toolbox.replay import ROCKET, candidate_noise, score, truth
+from studies.toolbox.request import read_request
+from studies.toolbox.rocket import judge_trace, published_trace
+from studies.toolbox.runtime import Host
+from studies.toolbox.space import ToolSpace
+from studies.toolbox.study import check_torch, launch_of
+from studies.training import Progress
+
+SERIES = 1000
+GAIN = 0.05
+"""True gain that a rule should see."""
+
+
+def bench_toolbox(
+    table: Path | Traversable,
+    trace: Path | None,
+    clock: str,
+    trials: int,
+    seeds: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Everything the benchmark finds; ``planners`` and ``trace`` hold dataclasses.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    measured, rule = read_table(table, clock), Rule()
+    names = (*PLANNERS, ROCKET)
+    with progress("replaying", len(names) * seeds) as advance:
+        planners = [
+            score(
+                measured,
+                name,
+                rule,
+                len(measured) if name == "exhaustive" else trials,
+                seeds if name != "exhaustive" else max(seeds // 10, 1),
+                advance,
+            )
+            for name in names
+        ]
+    steps = judge_trace(trace or published_trace(), rule)
+    known = truth(measured)
+    best = max(known, key=lambda bundle: known[bundle])
+    return {
+        "rules": _rules(
+            rule,
+            {"MI300X null knob": null_knob(), f"this table, {clock}": candidate_noise(measured)},
+        ),
+        "trace": steps,
+        "stands": sum(step.stands for step in steps),
+        "bundles": len(known),
+        "best": {"bundle": str(best), "ratio": math.exp(known[best])},
+        "planners": planners,
+    }
+
+
+def _rules(rule: Rule, noises: dict[str, Any]) -> list[dict[str, Any]]:
+    """Keep rates of our rule and of ROCKET's on each noise."""
+    rows = []
+    for name, noise in noises.items():
+        copy = keep_rates(noise, 0.0, rule, SERIES, 1)
+        gain = keep_rates(noise, GAIN, rule, SERIES, 2)
+        rows.append(
+            {
+                "noise": name,
+                "rule": "ours",
+                "copy": copy.keep,
+                "gain": gain.keep,
+                "blocks": gain.blocks,
+            }
+        )
+        rows.append(
+            {
+                "noise": name,
+                "rule": "mean of 3 at 1.02",
+                "copy": rocket_keep_rate(noise, 0.0, SERIES, 1),
+                "gain": rocket_keep_rate(noise, GAIN, SERIES, 2),
+                "blocks": 1.0,
+            }
+        )
+    return rows
+
+
+def measure_table(study: str, path: Path, blocks: int, progress: Progress) -> None:
+    """Measures every legal bundle of a study into a table.
+
+    Raises:
+        InputError: the study cannot be used, the file not written, or torch is missing.
+    """
+    check_torch()
+    checked_file(path, "--table")
+    request = read_request(study, {})
+    launch = launch_of(request, path.parent / f"{path.stem}_workers")
+    with Worker(launch, BASELINE) as worker:
+        host = Host(**worker.facts["host"])
+    space = ToolSpace(request.axes, host, request.work, request.lossy_budget)
+    with progress("measuring", len(space.bundles) * blocks) as advance:
+        measure_factorial(launch, space.bundles, blocks, request.pairs, path, advance)
