@@ -1,7 +1,15 @@
-"""The front door: ``import foretune`` offers what the command line does, as functions.
+"""The front door: ``import foretune`` offers what the command line does, as typed functions.
 
->>> import foretune
->>> foretune.__version__  # doctest: +SKIP
+    import foretune
+
+    what = foretune.workload("llama3.1-8b", seq_len=8192, global_batch_size=256)
+    where = foretune.cluster("2x8xMI300X")
+    found = foretune.project(what, where, tp=2, mbs=2)
+    print(found.tokens_per_s_per_gpu, found.interval90, found.peak_gib, found.fits)
+
+``workload``, ``cluster``, ``project``, ``tune``, ``validate`` and ``calibrate`` are in
+``studies.api``; ``PoolSampler`` and ``pool_of`` bring the search to any Optuna study. Everything is
+imported when it is first used.
 """
 
 from __future__ import annotations
@@ -11,6 +19,13 @@ import importlib.util
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from search.pool import pool_of
+    from search.pool_sampler import PoolSampler
+    from specs.errors import InfeasibleError, InputError
+    from studies.api import Projection, calibrate, cluster, project, tune, validate, workload
 
 _ROOMS = ("specs", "surrogate", "collectors", "search", "studies")
 
@@ -39,7 +54,34 @@ except metadata.PackageNotFoundError:
     __version__ = "0+checkout"
 
 
-_OFFERED = {"PoolSampler": "search.pool_sampler", "pool_of": "search.pool"}
+_OFFERED = {
+    "workload": "studies.api",
+    "cluster": "studies.api",
+    "project": "studies.api",
+    "tune": "studies.api",
+    "validate": "studies.api",
+    "calibrate": "studies.api",
+    "Projection": "studies.api",
+    "PoolSampler": "search.pool_sampler",
+    "pool_of": "search.pool",
+    "InputError": "specs.errors",
+    "InfeasibleError": "specs.errors",
+}
+"""Name -> the module that it is imported from when it is first used."""
+
+__all__ = [
+    "InfeasibleError",
+    "InputError",
+    "PoolSampler",
+    "Projection",
+    "calibrate",
+    "cluster",
+    "pool_of",
+    "project",
+    "tune",
+    "validate",
+    "workload",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -47,6 +89,11 @@ def __getattr__(name: str) -> object:
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_OFFERED[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The names that are offered."""
+    return sorted({*globals(), *_OFFERED})
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from studies.cli.ask import ask_command
 from studies.cli.bench import bench_app
 from studies.cli.calibrate import calibrate_command
 from studies.cli.common import run
+from studies.cli.compare import compare_command
 from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
@@ -46,6 +47,7 @@ app.command("export")(export_command)
 app.command("ask")(ask_command)
 app.command("tell")(tell_command)
 app.command("report")(report_command)
+app.command("compare")(compare_command)
 app.command("dashboard")(dashboard_command)
 app.command("ingest")(ingest_command)
 app.command("toolbox")(toolbox_command)
