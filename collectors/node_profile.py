@@ -627,15 +627,15 @@ def run(plan: dict[str, Any], out: str, budget_s: float, device: str, rounds: in
     done = finished(out)
     if node.rank == 0:
         append(out, {"schema_version": SCHEMA_VERSION, "environment": node.describe()})
-    kept, slowest = 0, 0.0
+    kept = 0
     for number in range(rounds):
         for place, item in enumerate(items):
             left = budget_s - (time.monotonic() - began)
-            # Rank 0 decides, so that all ranks do the same; what cannot end in time is not begun.
-            go = done.get(item["key"], 0) <= number and left > min(slowest, budget_s / 4)
-            if node.agreed(1.0 if go and left > 0 else 0.0, largest=False) < 1:
-                if left <= 0:
-                    return _end(node, kept)
+            # All ranks must do the same: the one with the least time left decides.
+            left = node.agreed(left, largest=False)
+            if left <= 0:
+                return _end(node, kept)
+            if node.agreed(float(done.get(item["key"], 0))) > number:
                 continue
             if node.rank == 0:
                 progress(f"round {number + 1}: {item['key']}", place, len(items), left)
@@ -643,7 +643,6 @@ def run(plan: dict[str, Any], out: str, budget_s: float, device: str, rounds: in
             patience = node.agreed(max(min(left / 4, budget_s / max(len(items), 1)), 0.2))
             found = _attempt(node, item, patience)
             took = time.monotonic() - started
-            slowest = max(slowest, took)
             done[item["key"]] = MAX_ROUNDS if "error" in found else done.get(item["key"], 0) + 1
             kept += 1
             if node.rank == 0:

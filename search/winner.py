@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surrogate.cases import Cases
-from surrogate.learned import shipped
+from surrogate.learned import Learned, shipped
 from surrogate.memory import memory, memory_log_sd
 from surrogate.uncertainty import best_probability, shrunk_winner
 
@@ -27,11 +27,13 @@ class Contest:
     """Candidates drawn against each other.
 
     ``probability_best`` has shape (n,) and sums to the share of draws in which any candidate fits;
-    ``log_speed`` are joint draws of log tokens/s/GPU, shape (draws, n).
+    ``log_speed`` are joint draws of log tokens/s/GPU, ``fits`` whether the candidate fits in each,
+    both of shape (draws, n).
     """
 
     probability_best: Column
     log_speed: Column
+    fits: Column
 
     def shrunk(self, winner: int) -> float:
         """Tokens/s/GPU to expect of the candidate that is reported as the best of them.
@@ -41,10 +43,13 @@ class Contest:
         return float(np.exp(shrunk_winner(self.log_speed, winner)))
 
 
-def contest(cases: Cases, seed: int = 0) -> Contest:
-    """Draws the rows of ``cases``, some candidates of one study, against each other."""
-    log_speed = shipped().joint_draws(cases, DRAWS, seed)
+def contest(cases: Cases, seed: int = 0, learned: Learned | None = None) -> Contest:
+    """Draws the rows of ``cases``, some candidates of one study, against each other.
+
+    ``learned`` is what is believed of them; None: what the package learned from public runs.
+    """
+    log_speed = (learned or shipped()).joint_draws(cases, DRAWS, seed)
     held = memory(cases).device_gib
     error = memory_log_sd(cases) * np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
     fits = held * np.exp(error) <= cases.cluster.hbm_gib
-    return Contest(best_probability(log_speed, fits), log_speed)
+    return Contest(best_probability(log_speed, fits), log_speed, fits)

@@ -10,6 +10,7 @@ from specs.formats.experiment import Experiment
 from specs.legality import legal_mask, why_illegal
 from specs.legality_scope import Mask
 from surrogate.cases import Cases, Column
+from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
 from surrogate.projection import Projections, project, throughput
 
@@ -18,12 +19,19 @@ from surrogate.projection import Projections, project, throughput
 class Job:
     """A training job and where it is to run.
 
-    ``notes`` are the reader's and what was assumed here, one sentence each.
+    ``notes`` are the reader's and what was assumed here, one sentence each. ``learned`` is what a
+    profile of the node or measured runs taught; None: what the package learned from public runs.
     """
 
     experiment: Experiment
     cluster: Cluster
     notes: tuple[str, ...]
+    learned: Learned | None = None
+
+    @property
+    def belief(self) -> Learned:
+        """What the job is projected with."""
+        return shipped() if self.learned is None else self.learned
 
     @property
     def baseline(self) -> TrainingConfig:
@@ -46,7 +54,7 @@ class Job:
 
     def tokens_per_s_per_gpu(self, table: ConfigTable) -> Column:
         """Throughput of every row, without its memory."""
-        return throughput(self.cases(table))
+        return throughput(self.cases(table), self.belief.constants, self.belief)
 
     def device_gib(self, table: ConfigTable) -> Column:
         """Peak memory of every row, without its throughput."""
@@ -54,4 +62,4 @@ class Job:
 
     def project(self, table: ConfigTable) -> Projections:
         """Memory and throughput of every row of ``table``."""
-        return project(self.cases(table))
+        return project(self.cases(table), self.belief.constants, self.belief)

@@ -71,7 +71,7 @@ class SurrogateOracle:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.fingerprint = data_fingerprint()
+        self.fingerprint = data_fingerprint() + learned_fingerprint(job)
 
     def evaluate(self, config: TrainingConfig) -> Evaluation:
         """The projection of the config, with breakdown and memory by stage."""
@@ -84,6 +84,16 @@ class SurrogateOracle:
             details={"projection": content, **at_a_glance(content)},
             cost_s=time.perf_counter() - started,
         )
+
+
+def learned_fingerprint(job: Job) -> str:
+    """A hash of what a job's node or runs taught beyond the package; empty where nothing did."""
+    if job.learned is None:
+        return ""
+    runs = job.learned.calibration
+    constants = sorted(job.learned.constants.log_values.items())
+    facts = (constants, runs.run_ids, runs.errors.tolist())
+    return "-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 
 def at_a_glance(content: Mapping[str, Any]) -> dict[str, float | str]:
@@ -101,5 +111,6 @@ def at_a_glance(content: Mapping[str, Any]) -> dict[str, float | str]:
 
 def projection(job: Job, config: TrainingConfig) -> dict[str, Any]:
     """Memory and throughput of one config as the JSON of ``project`` holds them."""
-    content = projection_json(job.cases(ConfigTable.from_configs([config])))
+    cases = job.cases(ConfigTable.from_configs([config]))
+    content = projection_json(cases, 0, job.belief.constants, job.belief)
     return {name: content[name] for name in ("memory", "throughput")}

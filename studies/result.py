@@ -11,6 +11,7 @@ from search.attribution import Attribution, attribute
 from search.winner import contest
 from specs.config import AXES, ConfigTable, TrainingConfig
 from studies.oracles import projection
+from studies.sensitivity import Sensitivity, sensitivity_of
 from studies.training import Study
 
 
@@ -53,6 +54,7 @@ class Result:
     baseline: Found | None
     shortlist: tuple[Found, ...]
     attribution: Attribution | None
+    sensitivity: Sensitivity
 
     def as_json(self, files: list[Path], why: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of ``tune``."""
@@ -66,6 +68,7 @@ class Result:
             "baseline": self.baseline.as_json() if self.baseline else None,
             "shortlist": [found.as_json() for found in self.shortlist],
             "attribution": _attribution_json(self.attribution),
+            "sensitivity": self.sensitivity.as_json(),
             "trials": len(study.trials),
             "rejected_by_memory": study.rejected_by_memory,
             "illegal_proposals": list(study.illegal),
@@ -90,7 +93,7 @@ def result_of(study: Study, seed: int = 0) -> Result:
     fitting = [trial.config for trial in study.trials if trial.fits]
     fastest = study.ranking.fastest or best.config
     candidates = list(dict.fromkeys([best.config, fastest, *study.shortlist, *fitting]))
-    drawn = contest(job.cases(ConfigTable.from_configs(candidates)), seed)
+    drawn = contest(job.cases(ConfigTable.from_configs(candidates)), seed, job.belief)
     probability = dict(zip(candidates, drawn.probability_best.tolist(), strict=True))
 
     def found(config: TrainingConfig) -> Found:
@@ -109,6 +112,7 @@ def result_of(study: Study, seed: int = 0) -> Result:
         attribution=(
             attribute(job.baseline, best.config, job.project, job.is_legal) if baseline else None
         ),
+        sensitivity=sensitivity_of(study, candidates, drawn),
     )
 
 

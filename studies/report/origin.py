@@ -14,7 +14,7 @@ from studies.report.facts import StudyFacts
 from studies.report.html import Markup, folded, join, paragraphs, table, tag
 from surrogate.constants import Constant, ConstantFile, shipped_constants
 from surrogate.kernel_constants import kernel_constants, shipped_book
-from surrogate.learned import SHIPPED, shipped
+from surrogate.learned import SHIPPED
 from surrogate.memory_constants import FRAMEWORKS, VENDORS
 from surrogate.time_constants import RateDesign
 
@@ -26,7 +26,7 @@ def provenance_section(facts: StudyFacts) -> Markup:
     job = facts.job
     gpu, stack = job.cluster.gpu, job.experiment.stack
     cases = job.cases(ConfigTable.from_configs([facts.best.config]))
-    design = RateDesign(cases, only=shipped().constants.log_values)  # type: ignore[arg-type]
+    design = RateDesign(cases, only=job.belief.constants.log_values)  # type: ignore[arg-type]
     learned = ConstantFile.model_validate(json.loads(SHIPPED.read_bytes())["constants"])
     time = [(name, learned.constants[name]) for name in design.names if name in learned.constants]
     memory = shipped_constants("memory_constants")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from specs.config import ConfigTable, TrainingConfig
 from studies.job import Job
 from studies.pictures.gantt import Slot
-from surrogate.learned import shipped
 from surrogate.orders import Kind
 from surrogate.simulation import simulate
 from surrogate.step_time import stage_times, step_time
@@ -42,7 +41,7 @@ def timetable(job: Job, config: TrainingConfig) -> Timetable:
     """The pipeline of ``config``, cut to as many microbatches as a picture can show."""
     cases = job.cases(ConfigTable.from_configs([config]))
     microbatches = int(cases.microbatches()[0])
-    constants = shipped().constants
+    constants = job.belief.constants
     physics_s = step_time(cases, constants).step_time_s[0]
     learned = float(job.project(cases.config).step_time_s[0] / physics_s)
     times = [learned * seconds[0] for seconds in stage_times(cases, constants)]
