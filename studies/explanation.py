@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from search.companions import with_companions
+from search.ranking import rank
+from search.space import Space
 from specs.config import AXES, TrainingConfig
 from studies.job import Job
 from studies.oracles import projection
+from studies.wording import describe
 
 PART_WORDS = {
     "gemm": "dense GEMMs",
@@ -68,12 +71,12 @@ class WhyNot:
     sentences: tuple[str, ...]
     projection: dict[str, Any] | None
 
-    def as_json(self) -> dict[str, Any]:
-        """The answer as JSON."""
+    def as_json(self, best_with_it: str) -> dict[str, Any]:
+        """The answer as JSON; ``best_with_it`` is what ``best_with`` says."""
         return {
             "config": self.config.as_labels(),
             "verdict": self.verdict,
-            "sentences": list(self.sentences),
+            "sentences": [*self.sentences, best_with_it],
             "projection": self.projection,
         }
 
@@ -113,6 +116,32 @@ def why_not(job: Job, anchor: TrainingConfig, changes: Mapping[str, str]) -> Why
     return WhyNot(
         config, "faster" if faster else "slower", (*sentences, _speed(there, here)), there
     )
+
+
+def best_with(job: Job, best: TrainingConfig, changes: Mapping[str, str]) -> str:
+    """How the best config that keeps to ``changes`` compares with ``best``, as one sentence.
+
+    Raises:
+        InputError: an axis or a value is not known.
+    """
+    values = TrainingConfig.from_labels(changes)
+    pinned = {name: (getattr(values, name),) for name in changes}
+    settings = job.experiment.settings
+    narrowed = replace(settings, axes={**settings.axes, **pinned})
+    space = Space.of(replace(job.experiment, settings=narrowed), job.cluster, full=True)
+    words = ", ".join(f"{name} {value}" for name, value in changes.items())
+    capacity_gib = job.cluster.gpu.hbm_gib.value
+    ranking = rank(space, job, capacity_gib, keep=1)
+    if ranking.leanest is None:
+        return f"no config with {words} is legal: {space.why_empty()}."
+    if not len(ranking):
+        return (
+            f"no config with {words} fits: the leanest needs {ranking.missing_gib:.1f} GiB more "
+            f"than the {capacity_gib:.0f} GiB of a GPU."
+        )
+    rival = ranking.table.config(0)
+    speed = _speed(projection(job, rival), projection(job, best)).removeprefix("it is ")
+    return f"the best config with {words} is {describe(rival)}: {speed}"
 
 
 def _speed(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

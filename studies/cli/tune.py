@@ -62,7 +62,7 @@ def tune_command(
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest config that fits, with launch files; run it again to resume."""
-    from studies.explanation import why_not
+    from studies.explanation import best_with, why_not
     from studies.inputs import resolve
     from studies.outputs import write_files
     from studies.result import result_of
@@ -82,17 +82,19 @@ def tune_command(
     output.notes(study.notes)
     result = result_of(study, seed or 0)
     answer = why_not(job, result.best.config, asked) if asked else None
+    rival = best_with(job, result.best.config, asked) if asked else ""
     files, refusals = write_files(result)
     output.notes(refusals)
     address = storage_address(storage, out / "foretune.db")
     with output.progress("notes and graphs on the study", None):
         show_study(address, out, result.as_json(files), files)
     if as_json:
-        output.result(result.as_json(files, answer.as_json() if answer else None))
+        output.result(result.as_json(files, answer.as_json(rival) if answer else None))
         return
     show_result(output, result)
     if answer:
         show_answer(output, answer)
+        output.say(rival)
     output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
     output.say(*(f"  {path.name}" for path in files))
 
@@ -134,6 +136,7 @@ def show_result(output: Output, result: Result) -> None:
                     f"together {abs(pair.gain):.1%} {word} than apart: "
                     f"{pair.first}  with  {pair.second}"
                 )
+    output.say("", *result.sensitivity.sentences())
     show_stages(output, best.projection["memory"]["stages"])
     output.table(
         "shortlist, to run for real",

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from studies.cli.main import app
 from tests.studies.conftest import Ran
 
-COMMANDS = ["tune", "project", "space", "export", "bench"]
+COMMANDS = [command.name or "" for command in app.registered_commands]
+COMMANDS += [group.name or "" for group in app.registered_groups]
 HEAVY = {
     "numpy", "scipy", "pandas", "yaml", "optuna", "sqlalchemy", "sklearn", "xgboost",
     "torch", "plotly", "pyarrow", "dspy", "litellm", "specs.config", "surrogate.cases",

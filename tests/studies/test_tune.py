@@ -98,6 +98,7 @@ def test_words_name_baseline_best_changes_memory_and_bottleneck(
     for words in ("baseline", "best over baseline", "alone", "GiB by stage", "largest overhead"):
         assert words in ran.out
     assert "why not tp=8" in ran.out
+    assert "the best config with tp 8 is" in ran.out
     assert "shortlist" in ran.out
 
 
