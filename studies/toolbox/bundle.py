@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 OFF = "off"
@@ -54,8 +54,3 @@ class Bundle:
 
 
 BASELINE = Bundle()
-
-
-def tools_of(bundles: Iterable[Bundle]) -> list[str]:
-    """Every tool that some of the bundles apply, sorted."""
-    return sorted({tool for bundle in bundles for tool, _ in bundle})

@@ -106,11 +106,6 @@ class Judgement:
     control: float
     control_half_width: float
 
-    @property
-    def noisy(self) -> bool:
-        """Whether the verdict is that the control forbids one."""
-        return self.verdict is Verdict.NOISY
-
 
 def log_ratios(baseline_s: Sequence[float] | Floats, other_s: Sequence[float] | Floats) -> Floats:
     """Log ratios of paired times, above 0 where the other is faster; shape (pairs,).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specs.errors import InfeasibleError, InputError
@@ -127,14 +127,7 @@ class Evaluator:
                 sentence=str(error),
                 details=details | {"failure": error.kind},
             )
-        outcome = Outcome(
-            **{
-                name: getattr(outcome, name)
-                for name in outcome.__dataclass_fields__
-                if name != "cost_s"
-            },
-            cost_s=time.perf_counter() - started,
-        )
+        outcome = replace(outcome, cost_s=time.perf_counter() - started)
         self.log("outcome", outcome.as_json())
         return outcome
 

@@ -7,7 +7,7 @@ what it watches, so it never runs while anything is timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from studies.toolbox.roofline import Bound
@@ -123,9 +123,3 @@ def bottlenecks(
         f"{limit.limited_by} allows, prefill at {limit.prefill_s / run['prefill_wall_s']:.1%}."
     )
     return sentences
-
-
-def hottest(profile: Mapping[str, Any], phase: str) -> Sequence[Mapping[str, Any]]:
-    """Operators of a phase by their own time."""
-    rows: Sequence[Mapping[str, Any]] = profile[phase]["operators"]
-    return rows

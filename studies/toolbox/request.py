@@ -14,6 +14,7 @@ from studies.files import checked_name, name_from
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.decision import Rule
 from studies.toolbox.models import ModelSource
+from studies.toolbox.planners import make_planner
 from studies.toolbox.space import checked_axes
 from studies.toolbox.workload import Generation
 
@@ -102,6 +103,7 @@ def read_request(text: str, options: Mapping[str, Any]) -> Request:
         raise InputError(f"{text}: {where}: {first['msg']}.") from None
     # Everything that can be refused is refused before a process is started.
     _ = request.source, request.work, request.rule, request.axes, request.study_name
+    make_planner(request.planner, request.seed, request.threshold)
     for bundle in request.beside_bundles:
         checked_axes({tool: [setting] for tool, setting in bundle})
     return request

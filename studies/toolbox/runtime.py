@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from studies.toolbox.generation import Generator
@@ -24,9 +24,7 @@ class Host:
     dtype: str
     attention: str
     compiler: bool
-    hidden_size: int
     vocab_size: int
-    parameters: int
 
     def as_json(self) -> dict[str, Any]:
         """The fields."""
@@ -85,7 +83,6 @@ class Runtime:
     cache: str = "dynamic"
     pad_multiple: int = 1
     compile_options: dict[str, Any] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._generator: Generator | None = None
@@ -137,9 +134,7 @@ def host_of(model: Any, device: str) -> Host:
         dtype=max(sizes, key=lambda name: sizes[name]),
         attention=str(getattr(model.config, "_attn_implementation", "")),
         compiler=on_gpu or any(shutil.which(name) for name in ("g++", "clang++", "c++")),
-        hidden_size=int(model.config.hidden_size),
         vocab_size=int(model.config.vocab_size),
-        parameters=sum(sizes.values()),
     )
 
 

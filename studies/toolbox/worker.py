@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,11 +114,9 @@ class Arm:
 
     def observe(self) -> dict[str, Any]:
         """Evidence of how the model executes, after runs."""
-        import dataclasses
-
         seen = observe(self.runtime, self.attention_ops)
         late = seen.graphs - self.warm_graphs
-        return dataclasses.replace(seen, late_graphs=late).as_json()
+        return replace(seen, late_graphs=late).as_json()
 
     def write_reference(self, folder: str) -> dict[str, Any]:
         """Keeps this arm's logits as the reference of all checks."""

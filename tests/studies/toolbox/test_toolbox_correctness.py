@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import tiny_model  # type: ignore[import-not-found]
 
 from studies.toolbox.correctness import (
     CASES,
@@ -23,6 +22,7 @@ from studies.toolbox.correctness import (
     worst_of,
 )
 from studies.toolbox.generation import Generator
+from tests.studies.toolbox.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("needs_torch")
 VOCABULARY = 512

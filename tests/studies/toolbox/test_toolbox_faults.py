@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,17 @@ from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.decision import Rule
 from studies.toolbox.evaluation import Evaluator
 from studies.toolbox.models import ModelSource
-from studies.toolbox.process import ROOT, Launch, Worker, WorkerError
+from studies.toolbox.process import Launch, Worker, WorkerError
 from studies.toolbox.verdicts import Verdict
 from studies.toolbox.workload import Generation
 
 pytestmark = pytest.mark.usefixtures("needs_torch")
 MATH = Bundle.of({"sdpa_attention": "math"})
-HERE = Path(__file__).parent
 
 
 def launch(folder: Path, factory: str, device: str = "cpu", timeout_s: float = 120) -> Launch:
     return Launch(
-        source={"kind": "factory", "text": f"toolbox_factories:{factory}"},
+        source={"kind": "factory", "text": f"tests.studies.toolbox.toolbox_factories:{factory}"},
         dtype="checkpoint",
         device=device,
         work=Generation(2, 8, 4).as_json(),
@@ -32,7 +30,6 @@ def launch(folder: Path, factory: str, device: str = "cpu", timeout_s: float = 1
         seed=0,
         timeout_s=timeout_s,
         folder=folder,
-        environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
     )
 
 

@@ -169,7 +169,7 @@ def test_the_prior_covariance_is_one(chosen: list[Bundle]) -> None:
 
 HOST = Host(
     device="cpu", gpu="", rocm=False, dtype="float32", attention="sdpa", compiler=True,
-    hidden_size=128, vocab_size=512, parameters=10**6,
+    vocab_size=512,
 )  # fmt: skip
 
 

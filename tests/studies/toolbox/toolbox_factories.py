@@ -1,4 +1,4 @@
-"""Models that misbehave in one way each; workers import them as ``toolbox_factories:NAME``."""
+"""Models that misbehave in one way each; workers import them as factories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from conftest import tiny_model  # type: ignore[import-not-found]
+
+from tests.studies.toolbox.tiny import tiny_model
 
 
 def _when_attention_changes(fault: Callable[[], None]) -> Any:
