@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs import catalog
+from specs.choices import Sharding
 from specs.config import ConfigTable
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
@@ -103,9 +104,14 @@ class MemoryRuns:
 
 
 def usable(table: RunTable) -> RunTable:
-    """The rows that state a peak, OOM or throughput, and their recomputation."""
-    told = np.isfinite(table.peak_memory_gib) | np.isfinite(table.tokens_per_s_per_gpu)
-    return table.take((told | table.out_of_memory) & ~table.recompute_unknown)
+    """The rows that state their recomputation and a peak, OOM or throughput.
+
+    A row that only ran bounds its memory where its sharding is stated: "none" is also what a table
+    that says nothing reads as.
+    """
+    ran = np.isfinite(table.tokens_per_s_per_gpu) & (table.config.sharding > int(Sharding.NONE))
+    told = np.isfinite(table.peak_memory_gib) | table.out_of_memory | ran
+    return table.take(told & ~table.recompute_unknown)
 
 
 def fit_memory(
