@@ -335,17 +335,11 @@ class Evaluator:
         return baseline
 
     def _peaks(self, worker: Worker, host: Host, seen: Observation) -> Peaks:
-        """From the catalog, or measured on a CPU.
-
-        Raises:
-            InputError: the GPU is not in the catalog.
-        """
-        if host.device == "cpu":
-            found = worker.ask("peaks", working_bytes=sum(seen.parameter_bytes.values()))
-            return Peaks(found["bytes_per_s"], found["flops"], "measured by this process", False)
-        peaks = catalog_peaks(host.gpu)
+        """From the catalog; measured on a CPU and on a GPU that the catalog does not know."""
+        peaks = catalog_peaks(host.gpu) if host.gpu else None
         if peaks is None:
-            raise InputError(f"the catalog does not know the GPU {host.gpu!r}.")
+            found = worker.ask("peaks", working_bytes=sum(seen.parameter_bytes.values()))
+            peaks = Peaks(found["bytes_per_s"], found["flops"], "measured by this process", False)
         return peaks
 
     def _keep_reference(self, host: Host) -> None:

@@ -7,12 +7,12 @@ of the weights and of attention), so a run that is faster was not measured corre
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from specs import catalog
-from specs.gpu import Gpu
 from studies.toolbox.workload import Generation
 
 CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -52,17 +52,17 @@ class Bound:
 
 def catalog_peaks(device_name: str) -> Peaks | None:
     """The peaks of the GPU that torch names so; None where the catalog does not know it."""
-    known = [catalog.gpu(name) for name in catalog.gpu_names()]
-    words = {catalog.normalised(word) for word in device_name.replace("-", " ").split()}
-    words.add(catalog.normalised(device_name))
-
-    def names(gpu: Gpu) -> set[str]:
-        return {catalog.normalised(name) for name in (gpu.name, *gpu.aliases)}
-
-    found = [gpu for gpu in known if names(gpu) & words]
-    if not found:
+    text = catalog.normalised(device_name)
+    names = [
+        (catalog.normalised(name), gpu)
+        for gpu in map(catalog.gpu, catalog.gpu_names())
+        for name in (gpu.name, *gpu.aliases)
+    ]
+    # The longest name wins: GB200 holds B200.
+    found = max((item for item in names if item[0] in text), key=lambda x: len(x[0]), default=None)
+    if found is None:
         return None
-    gpu = found[0]
+    gpu = found[1]
     peak = {name: quantity.value for name, quantity in gpu.peak_flops.items()}
     flops = {
         "bfloat16": peak["bf16"],
@@ -74,32 +74,38 @@ def catalog_peaks(device_name: str) -> Peaks | None:
     return Peaks(gpu.hbm_bytes_per_s.value, flops, f"catalog, {gpu.name}", True)
 
 
-def measured_peaks(working_bytes: int) -> dict[str, Any]:
-    """Bandwidth and FLOP/s of this process's threads: the best of some short products.
+def measured_peaks(working_bytes: int, device: str) -> dict[str, Any]:
+    """Bandwidth and FLOP/s of this process: the best of some short products.
 
     Args:
         working_bytes: size of the matrix that is streamed, that of the model's weights, so that
             a model that fits into the cache is judged by the cache.
+        device: ``cpu`` or ``cuda``.
     """
     import torch
 
     width = 1024
     rows = max(min(working_bytes, 1 << 30) // (4 * width), 64)
-    matrix, vector = torch.ones(rows, width), torch.ones(width)
-    stream_s = _best_s(lambda: torch.mv(matrix, vector))
+    matrix, vector = torch.ones(rows, width, device=device), torch.ones(width, device=device)
+    stream_s = _best_s(lambda: torch.mv(matrix, vector), device)
+    side = 512 if device == "cpu" else 8192
     flops = {}
     for name in CACHE_BYTES:
-        square = torch.ones(512, 512, dtype=getattr(torch, name))
-        flops[name] = 2 * 512**3 / _best_s(lambda square=square: square @ square)
+        square = torch.ones(side, side, dtype=getattr(torch, name), device=device)
+        flops[name] = 2 * side**3 / _best_s(partial(torch.mm, square, square), device)
     return {"bytes_per_s": rows * width * 4 / stream_s, "flops": flops}
 
 
-def _best_s(call: Any) -> float:
+def _best_s(call: Callable[[], Any], device: str) -> float:
     """Least seconds of a few calls."""
+    import torch
+
     times = []
     for _ in range(7):
         started = time.perf_counter()
         call()
+        if device == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
     return min(times)
 

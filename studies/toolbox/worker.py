@@ -143,10 +143,10 @@ class Arm:
         return profile_runtime(self.runtime)
 
     def peaks(self, working_bytes: int) -> dict[str, Any]:
-        """Bandwidth and FLOP/s that this machine reaches; CPUs only, GPUs have a catalog."""
+        """Bandwidth and FLOP/s that this device reaches, where no catalog knows them."""
         from studies.toolbox.roofline import measured_peaks
 
-        return measured_peaks(working_bytes)
+        return measured_peaks(working_bytes, self.runtime.device)
 
 
 class _Clock:
