@@ -1,0 +1,86 @@
+"""Every command that the docs show is run as it stands there, page by page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = REPOSITORY / "docs"
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text()))
+
+# `foretune dashboard` serves until it is stopped: here until it has answered once.
+HARNESS = """\
+set -euo pipefail
+foretune() {
+  if [ "$1" != dashboard ]; then "$PYTHON" -c 'import foretune; foretune.main()' "$@"; return; fi
+  PYTHONUNBUFFERED=1 "$PYTHON" -c 'import foretune; foretune.main()' "$@" --port 0 > served.txt &
+  local server=$!
+  for _ in $(seq 300); do
+    if grep -q http:// served.txt; then
+      "$PYTHON" -c "
+import re, urllib.request
+url = re.search('http://[0-9.:]+/', open('served.txt').read())[0]
+urllib.request.urlopen(url + 'api/studies').read()"
+      kill $server; return
+    fi
+    sleep 0.2
+  done
+  kill $server; return 1
+}
+"""
+
+
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs bash in a folder that looks like a checkout."""
+    (folder / "docs").symlink_to(DOCS)
+    environment = os.environ | {
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def commands_of(page: Path) -> str:
+    """The bash blocks of a page, one after the other."""
+    return "\n".join(BLOCK.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    if "foretune dashboard" in commands_of(page):
+        pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
+    script = commands_of(page)
+    done = run_script(HARNESS + script, tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    done = run_script('"$PYTHON" docs/example.py found', tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "tokens/s/GPU" in done.stdout
+    assert "tp=3 is refused" in done.stdout
+    assert list((tmp_path / "found").glob("*/best.yaml"))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
