@@ -7,12 +7,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import collectors
 from collectors.logs.mlperf import gpu_in
+from search.distributions import config_key
 from search.profile_plan import Node, profile_plan
+from search.shortlist import shortlist
+from search.space import Space
 from specs.catalog import normalised
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
@@ -20,6 +24,8 @@ from specs.gpu import Gpu
 from specs.profile_rows import PlanItem, Profile, close_profile, plan_json, read_profile
 from studies.files import to_json, write_atomically
 from studies.job import Job
+from studies.training import Progress, check_baseline, rank_space
+from studies.wording import describe
 from surrogate.learned import Learned
 from surrogate.profile_calibration import ProfileCalibration, calibrate, profiled
 
@@ -182,3 +188,90 @@ def learned_from(
     if not found.factors:
         raise InputError("the profile holds no item that teaches a constant; give more --budget.")
     return profiled(job.belief, found), found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a profile changed: the best config before, what it is worth before and after, and the
+    factors that were learned."""
+
+    best_before: TrainingConfig
+    speed_before: float
+    speed_after: float
+    found: ProfileCalibration
+    reused: bool
+
+    def sentences(self, best_after: TrainingConfig, speed_best: float) -> list[str]:
+        """What changed, against the best config of the study that followed."""
+        moved = {
+            name: factor for name, factor in self.found.factors.items() if abs(factor - 1) >= 0.01
+        }
+        learned = ", ".join(f"{name} x {factor:.2f}" for name, factor in moved.items())
+        said = [f"profile: {learned or 'nothing moved by 1% or more'}"]
+        gain = self.speed_after / self.speed_before - 1
+        said.append(
+            f"profile: the best config before ({describe(self.best_before)}) is projected at "
+            f"{self.speed_after:,.0f} tokens/s/GPU, not {self.speed_before:,.0f} ({gain:+.1%})"
+        )
+        if config_key(best_after) == config_key(self.best_before):
+            said.append("profile: it is still the best")
+        else:
+            said.append(
+                f"profile: now best is {describe(best_after)} "
+                f"({speed_best / self.speed_after - 1:+.1%} over it)"
+            )
+        return said
+
+    def as_json(self) -> dict[str, Any]:
+        """The change as JSON."""
+        return {
+            "best_before": self.best_before.as_labels(),
+            "tokens_per_s_per_gpu_before": self.speed_before,
+            "tokens_per_s_per_gpu_after": self.speed_after,
+            "reused": self.reused,
+            **self.found.as_json(),
+        }
+
+
+def profile_first(
+    job: Job, options: ProfileOptions, progress: Progress, size: int = 5
+) -> tuple[Job, Change]:
+    """Ranks the space, profiles the shards of the shortlist on this node, and learns.
+
+    A profile of the folder that holds every item of the plan is used again.
+
+    Returns:
+        The job as it is projected after the profile, and what the profile changed.
+
+    Raises:
+        InputError: the node cannot be profiled, or is of another GPU than the job's.
+        InfeasibleError: no config is legal, or none fits.
+    """
+    check_baseline(job)
+    ranking = rank_space(job, Space.of(job.experiment, job.cluster, full=True), progress)
+    configs = [ranking.table.config(row) for row in shortlist(ranking, size)]
+    processes = processes_of(options)
+    plan = plan_of(job, configs, processes, options.nodes)
+    profile = _complete(options, plan)
+    reused = profile is not None
+    if profile is None:
+        write_plan(plan, options)
+        profile = measure(options, processes)
+        close(options)
+    learned, found = learned_from(job, configs, profile)
+    after = replace(job, learned=learned)
+    best = ConfigTable.from_configs(configs[:1])
+    before_s, after_s = (float(j.project(best).tokens_per_s_per_gpu[0]) for j in (job, after))
+    return after, Change(configs[0], before_s, after_s, found, reused)
+
+
+def _complete(options: ProfileOptions, plan: list[PlanItem]) -> Profile | None:
+    """The profile of the folder, if it holds every item of the plan."""
+    if not options.rows_file.exists():
+        return None
+    try:
+        profile = read_profile(options.rows_file)
+    except InputError:
+        return None
+    known = {row.item.key for row in profile.rows} | set(profile.failed)
+    return profile if {item.key for item in plan} <= known else None

@@ -52,6 +52,7 @@ PyTorch that are not those of the training stack. Assumed."""
 
 TRANSFER_SD = 0.03
 """What no profile removes: a benchmark is not a training job."""
+SURPRISE_SD = 3.0
 _STEP = 0.02
 DIVERGES = 2.0
 """A ratio of measured and expected time beyond which an item is reported."""
@@ -151,7 +152,7 @@ def calibrate(profile: Profile, gpu: Gpu, cases: Cases, learned: Learned) -> Pro
         prior_sd=dict(zip(columns, prior_sd.tolist(), strict=True)),
         posterior_sd=dict(zip(columns, np.minimum(sd, prior_sd).tolist(), strict=True)),
         checks=checks,
-        notes=tuple(_notes(profile, checks)),
+        notes=(*_notes(profile, checks), *_surprises(factors, columns, prior_sd)),
     )
 
 
@@ -212,6 +213,16 @@ def _notes(profile: Profile, checks: Sequence[Check]) -> list[str]:
                 "another kernel may have run"
             )
     return notes
+
+
+def _surprises(factors: Mapping[str, float], columns: Sequence[str], prior_sd: Any) -> list[str]:
+    """Factors that are hard to believe: the node may not be what it is said to be."""
+    return [
+        f"{column} moved by a factor of {factors[column]:.2f}, more than is believed possible: is "
+        "this the GPU of the cluster, and is it idle?"
+        for column, sd in zip(columns, prior_sd, strict=True)
+        if abs(np.log(factors[column])) > SURPRISE_SD * sd
+    ]
 
 
 def profiled(learned: Learned, found: ProfileCalibration) -> Learned:

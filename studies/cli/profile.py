@@ -77,6 +77,7 @@ def profile_command(
     """Measure layers, kernels and collectives of a job's shards on this node; resumes."""
     from search.shortlist import shortlist
     from search.space import Space
+    from specs.errors import InputError
     from specs.profile_rows import read_profile
     from studies import profiled
     from studies.cli.project import show_job
@@ -119,8 +120,11 @@ def profile_command(
     found: ProfileCalibration | None = None
     notes: list[str] = []
     if profile is not None and profiled.is_of(profile, job.cluster.gpu):
-        found = profiled.learned_from(job, configs, profile)[1]
-        notes += found.notes
+        try:
+            found = profiled.learned_from(job, configs, profile)[1]
+            notes += found.notes
+        except InputError as error:
+            notes.append(str(error))
     elif profile is not None:
         notes.append(
             f"measured on {profile.device_name!r}: the rows say nothing about "

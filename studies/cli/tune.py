@@ -26,6 +26,8 @@ from studies.cli.project import show_job, show_stages
 if TYPE_CHECKING:
     from search.attribution import Effect
     from studies.explanation import WhyNot
+    from studies.job import Job
+    from studies.profiled import Change
     from studies.result import Found, Result
 
 TrialsOption = Annotated[
@@ -38,6 +40,24 @@ FromStudyOption = Annotated[
         "--from-study",
         metavar="NAME",
         help="Learn from another study: NAME in the same storage, or STORAGE#NAME.",
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="TIME",
+        help="Profile the shards of the shortlist on this node first (20m), and rank with that.",
+        show_default=False,
+    ),
+]
+PythonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Interpreter whose PyTorch profiles (this one).",
         show_default=False,
     ),
 ]
@@ -58,6 +78,8 @@ def tune_command(
     seed: StudySeedOption = None,
     why: WhyOption = None,
     from_study: FromStudyOption = None,
+    profile: ProfileOption = None,
+    python: PythonOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -78,6 +100,9 @@ def tune_command(
     options = StudyOptions(
         out=out, storage=storage, trials=trials, seed=seed, from_study=from_study
     )
+    change = None
+    if profile is not None:
+        job, change = _profiled(job, profile, python, out, output)
     study = run_study(job, options, output.progress)
     output.notes(study.notes)
     result = result_of(study, seed or 0)
@@ -89,14 +114,34 @@ def tune_command(
     with output.progress("notes and graphs on the study", None):
         show_study(address, out, result.as_json(files), files)
     if as_json:
-        output.result(result.as_json(files, answer.as_json(rival) if answer else None))
+        content = result.as_json(files, answer.as_json(rival) if answer else None)
+        output.result(content | ({"profile": change.as_json()} if change else {}))
         return
     show_result(output, result)
+    if change:
+        output.say("", *change.sentences(result.best.config, result.best.speed))
     if answer:
         show_answer(output, answer)
         output.say(rival)
     output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
     output.say(*(f"  {path.name}" for path in files))
+
+
+def _profiled(
+    job: Job, budget: str, python: str | None, out: Path, output: Output
+) -> tuple[Job, Change]:
+    """The job as it is projected after this node was profiled, and what that changed."""
+    import sys
+
+    from studies.files import checked_folder, name_from
+    from studies.profiled import ProfileOptions, duration_s, profile_first
+
+    folder = checked_folder(out) / name_from(job.experiment.name) / "profile"
+    seconds = duration_s(budget, "--profile")
+    options = ProfileOptions(folder=folder, budget_s=seconds, python=python or sys.executable)
+    after, change = profile_first(job, options, output.progress)
+    output.notes(change.found.notes)
+    return after, change
 
 
 def show_result(output: Output, result: Result) -> None:
