@@ -12,6 +12,9 @@ from surrogate.communication import all_gather_s, all_to_all_s, dispatch_s
 from surrogate.operators import BYTES, COMPUTE, EP, EXPERT, Block, Operators
 from surrogate.topology import group
 
+_EXPERT_WIDTH = 2048.0
+"""Expert width at which ``grouped_utilisation`` is known: DeepSeek-V3 and its kin."""
+
 _EDGE = 100.0
 """Elements of a GEMM side that cost as much as filling and draining its tiles."""
 
@@ -55,7 +58,9 @@ def _grouped_gemms(
     Batches of equal size (capacity factor) run as dense GEMMs.
     """
     rates, hidden = op.rates, op.model.hidden_size
-    share = np.where(padded, 1.0, rates.grouped_utilisation)
+    # What grouping costs against a dense GEMM fades as the experts grow.
+    fading = np.sqrt(_EXPERT_WIDTH / np.maximum(ffn, 1.0))
+    share = np.where(padded, 1.0, rates.grouped_utilisation ** np.minimum(fading, 1.0))
     padding = 1.0 + np.where(padded, _EDGE, rates.grouped_padding) / per_expert
     edges = 1.0 + _EDGE * (1.0 / hidden + 1.0 / ffn)
     rate = op.gemm_rate * share / (padding * edges)
