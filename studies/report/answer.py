@@ -136,7 +136,9 @@ def cautions(facts: StudyFacts) -> Markup:
         )
     if not facts.current:
         found.append(
-            "The constants of foretune have changed since this study ran; run foretune tune again."
+            "This study was projected with other constants than those that ship now: those of "
+            "another release, or what a profile or measured runs taught. Its trials stand as they "
+            "were; what is computed for this report (pipeline, what could tip it) is of now."
         )
     return join(tag("p", sentence, class_="warning") for sentence in found)
 
