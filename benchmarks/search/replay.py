@@ -7,6 +7,7 @@ stated config is the same count as one candidate with their mean.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,10 @@ def replays(runs: Path, models: Path, most: int | None = None) -> list[Problem]:
     table = table.take(known | table.out_of_memory)
     sets = [(key, rows) for key, rows in comparison_sets(table, SMALLEST).items()]
     sets.sort(key=lambda item: -len(item[1]))
-    found = [problem for problem in _problems(table, sets) if problem is not None]
-    return found[:most]
+    return list(islice(_problems(table, sets), most))
 
 
-def _problems(table: RunTable, sets: list[tuple[str, np.ndarray]]) -> Iterator[Problem | None]:
+def _problems(table: RunTable, sets: list[tuple[str, np.ndarray]]) -> Iterator[Problem]:
     """A problem of each set that has something to find; one fit for each set of Folds left out."""
     fitted: dict[frozenset[str], Learned] = {}
     for key, rows in sets:
