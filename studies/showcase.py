@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.boards import Board, artifact_folder
-from studies.files import to_json
+from studies.files import to_json, write_atomically
 from studies.pictures.axis_effects import axis_effects
 from studies.pictures.changes import Change, changes
 from studies.pictures.gantt import gantt
@@ -17,6 +17,7 @@ from studies.pictures.measured import measured
 from studies.pictures.memory import memory_by_stage
 from studies.pictures.pareto import pareto
 from studies.pictures.style import Picture, titled
+from studies.pictures.svg import svg
 from studies.report.evidence import comparisons
 from studies.report.facts import RESULT, StudyFacts, load, read_facts
 from studies.report.timetable import timetable
@@ -26,6 +27,8 @@ from studies.trial_notes import study_note, trial_note
 
 BOARD_AXES = 10
 """Axes that a graph of optuna-dashboard has room for."""
+DRAWN = ("memory", "pipeline")
+"""Graphs that the best trial also carries as files."""
 OMITTED = ("files", "illegal_proposals", "why")
 """Parts of the JSON of ``tune`` that the study keeps elsewhere or not at all."""
 
@@ -57,9 +60,14 @@ def show_study(
     for trial in facts.trials:
         board.note(trial_note(facts, trial), trial.number)
     best = [trial.number for trial in facts.trials if trial.config == facts.best.config]
-    for path in files:
+    drawn = [
+        write_atomically(files[0].parent / f"{key}.svg", svg(pictures[key][1], pictures[key][0]))
+        for key in DRAWN
+        if key in pictures and files
+    ]
+    for path in (*files, *drawn):
         board.artifact(path)
-        if path.stem == "best":
+        if path.stem in ("best", *DRAWN):
             for number in best:
                 board.artifact(path, number)
 

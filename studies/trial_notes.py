@@ -53,7 +53,7 @@ def study_note(facts: StudyFacts, graphs: Iterable[str]) -> str:
         "* Each trial has a note: who proposed it and why, memory by stage, where a step goes and "
         "what it taught. Illegal proposals are attributes of the study that begin with `illegal`.",
         f"* Graphs of the study ({', '.join(graphs)}) are on the History page; launch files and "
-        "the report are among the artifacts.",
+        "pictures are among the artifacts.",
     ]
     lines += [f"* {cell(note)}" for note in facts.notes]
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import plotly.graph_objects as go
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from studies.pictures.sensitivity import Lever, sensitivity
 from studies.pictures.shortlist import Candidate, shortlist
 from studies.pictures.step import step_parts
 from studies.pictures.style import BOARD_HEIGHT, Attempt, Picture, titled
+from studies.pictures.svg import WIDTH, svg
 
 STAGES = [{"stage": float(s), **{f"{part}_gib": 1.0 + s for part in PARTS}} for s in range(2)]
 ATTEMPTS = [
@@ -93,3 +96,18 @@ def test_labels_stay_short(text: str) -> None:
     lines = wrapped(text).split("<br>") if "<br>" not in text else []
     assert len(lines) <= 3
     assert all(len(line) <= 26 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["memory", "gantt"])
+def test_bars_are_drawn_as_svg_too(name: str) -> None:
+    root = ElementTree.fromstring(svg(PICTURES[name], "a <title>"))
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") != "12.0"]
+    drawn = sum(len(trace["y"]) for trace in PICTURES[name]["data"])
+    assert len(bars) - 1 == drawn
+    assert all(float(bar.get("x", 0)) + float(bar.get("width", 0)) <= WIDTH for bar in bars[1:])
+    assert "a <title>" in [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_only_bars_are_drawn_as_svg() -> None:
+    with pytest.raises(ValueError, match="only pictures of bars"):
+        svg(PICTURES["pareto"], "")
