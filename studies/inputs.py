@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from search.axes import parsed
 from search.companions import with_companions
 from specs import catalog
 from specs.choices import TrainingKind
@@ -113,6 +114,18 @@ def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
         workload=workload,
         sequences_per_data_parallel=per_rank,
     )
+
+
+def pinned(job: Job, values: Mapping[str, Sequence[Any]]) -> Job:
+    """The job with axes of its study narrowed further: axis -> the only labels it may take.
+
+    Raises:
+        InputError: an axis or a value is not known.
+    """
+    settings = job.experiment.settings
+    axes = {**settings.axes, **parsed(values)}
+    experiment = replace(job.experiment, settings=replace(settings, axes=axes))
+    return replace(job, experiment=experiment)
 
 
 def _workload_value(name: str, value: str) -> Any:

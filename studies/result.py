@@ -12,6 +12,7 @@ from search.winner import contest
 from specs.config import AXES, ConfigTable, TrainingConfig
 from studies.oracles import projection
 from studies.sensitivity import Sensitivity, sensitivity_of
+from studies.trade_offs import front_of
 from studies.training import Study
 
 
@@ -56,6 +57,19 @@ class Result:
     attribution: Attribution | None
     sensitivity: Sensitivity
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the best changes beyond speed, unless the study asked for it."""
+        job = self.study.job
+        before, after = job.baseline.precision, self.best.config.precision
+        if before is after or "precision" in job.experiment.settings.axes:
+            return ()
+        return (
+            f"the best changes the number format from {before.label} to {after.label}, which "
+            "changes the numerics of the training and not only its speed; --pin "
+            f"precision={before.label} keeps it.",
+        )
+
     def as_json(self, files: list[Path], why: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of ``tune``."""
         study = self.study
@@ -69,6 +83,7 @@ class Result:
             "shortlist": [found.as_json() for found in self.shortlist],
             "attribution": _attribution_json(self.attribution),
             "sensitivity": self.sensitivity.as_json(),
+            "trade_offs": front_of(study),
             "trials": len(study.trials),
             "rejected_by_memory": study.rejected_by_memory,
             "illegal_proposals": list(study.illegal),
@@ -79,7 +94,7 @@ class Result:
             },
             "why": why,
             "files": [str(path) for path in files],
-            "notes": list(study.notes),
+            "notes": [*study.notes, *self.cautions],
         }
 
 

@@ -22,6 +22,7 @@ from studies.cli.common import (
     why_values,
 )
 from studies.cli.project import show_job, show_stages
+from studies.cli.space import PinOption, pinned_values
 
 if TYPE_CHECKING:
     from search.attribution import Effect
@@ -76,6 +77,7 @@ def tune_command(
     trials: TrialsOption = None,
     storage: StorageOption = None,
     seed: StudySeedOption = None,
+    pins: PinOption = None,
     why: WhyOption = None,
     from_study: FromStudyOption = None,
     profile: ProfileOption = None,
@@ -85,7 +87,7 @@ def tune_command(
 ) -> None:
     """Find the fastest config that fits, with launch files; run it again to resume."""
     from studies.explanation import best_with, why_not
-    from studies.inputs import resolve
+    from studies.inputs import pinned, resolve
     from studies.outputs import write_files
     from studies.result import result_of
     from studies.showcase import show_study
@@ -95,6 +97,7 @@ def tune_command(
     output = Output(as_json)
     asked = why_values(why) if why else None
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
+    job = pinned(job, pinned_values(pins or []))
     if not as_json:
         show_job(output, job)
     options = StudyOptions(
@@ -104,8 +107,8 @@ def tune_command(
     if profile is not None:
         job, change = _profiled(job, profile, python, out, output)
     study = run_study(job, options, output.progress)
-    output.notes(study.notes)
     result = result_of(study, seed or 0)
+    output.notes((*study.notes, *result.cautions))
     answer = why_not(job, result.best.config, asked) if asked else None
     rival = best_with(job, result.best.config, asked) if asked else ""
     files, refusals = write_files(result)

@@ -126,3 +126,34 @@ def test_nothing_fits_says_how_much_is_missing_and_writes_nothing(
     assert "GiB more than the 40 GiB" in ran.err
     assert ran.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_pins_of_the_command_line_narrow_the_study(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    ran = foretune(
+        "tune",
+        small_study,
+        "--out",
+        tmp_path / "out",
+        "--pin",
+        "tp=4",
+        "--pin",
+        "mbs=1,2",
+        "--json",
+    )
+    assert ran.code == 0, ran.err
+    configs = [ran.json["best"]["config"], *(found["config"] for found in ran.json["shortlist"])]
+    assert {config["tp"] for config in configs} == {4}
+    assert {config["mbs"] for config in configs} <= {1, 2}
+
+
+def test_a_change_of_number_format_is_said_unless_it_was_asked_for(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    asked = foretune("tune", small_study, "--out", tmp_path / "asked", "--json").json
+    assert not [note for note in asked["notes"] if "number format" in note]
+    small_study.write_text(small_study.read_text().replace("  precision: [bf16]\n", ""))
+    free = foretune("tune", small_study, "--out", tmp_path / "free", "--json").json
+    assert free["best"]["config"]["precision"] != "bf16"
+    assert [note for note in free["notes"] if "--pin precision=bf16" in note]
