@@ -8,7 +8,6 @@ precisions is where they add something.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +72,3 @@ def pareto_front(values: Floats, directions: tuple[str, ...]) -> NDArray[np.int6
             front.append(row)
             kept = np.vstack([kept, points[row]])
     return np.sort(np.array(front, dtype=np.int64))
-
-
-def front_json(front: NDArray[np.int64], trade: TradeOff) -> list[dict[str, Any]]:
-    """The front as JSON, one entry a row."""
-    return [
-        {"row": int(row), **{name: float(getattr(trade, name)[row]) for name in OBJECTIVES}}
-        for row in front
-    ]

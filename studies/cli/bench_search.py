@@ -31,12 +31,22 @@ def search_command(
     only: Annotated[
         list[str] | None, typer.Option("--method", help="Only this method; repeat for more.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write the numbers as a page.")
+    ] = None,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="JSON", help="Take the numbers of an earlier --json run."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare searches on synthetic tasks, a hidden truth and measured tables."""
     from specs.errors import InputError
 
     output = Output(as_json)
+    if saved is not None:
+        _finish(output, _saved(saved), page)
+        return
     wanted = tuple(part or PARTS)
     unknown = [name for name in wanted if name not in PARTS]
     if unknown:
@@ -46,7 +56,8 @@ def search_command(
             raise InputError("name the measured runs to replay with --runs.")
         output.notes(["no --runs were given: the replay of measured tables is left out."])
         wanted = tuple(name for name in wanted if name != "replay")
-    report = _report()
+    report = _benchmark("report")
+    _benchmark("methods").quiet()
     methods = tuple(only or ())
     content: dict[str, Any] = {}
     with output.progress("comparing searches", None) as step:
@@ -65,27 +76,55 @@ def search_command(
             problems = replays(runs, models or runs.parent / "models.json")
             content["replay"] = report.replayed(problems, range(20), advance, methods)
     content["targets"] = report.verdicts(content)
-    if as_json:
+    _finish(output, content, page)
+
+
+def _finish(output: Output, content: dict[str, Any], path: Path | None) -> None:
+    """Writes the page where one is asked for, and prints JSON or tables."""
+    if path is not None:
+        from datetime import UTC, datetime
+
+        from studies.files import write_atomically
+
+        module = _benchmark("page")
+        command = "foretune bench search --runs RUNS.csv --page PAGE.md"
+        write_atomically(path, module.page(content, command, f"{datetime.now(UTC):%Y-%m-%d}"))
+    if output.as_json:
         output.result(content)
         return
     show(output, content)
 
 
-def _report() -> Any:
-    """The benchmark, which comes with a checkout and not with the installed package."""
+def _saved(path: Path) -> dict[str, Any]:
+    """The JSON of an earlier run."""
+    import json
+
+    from specs.errors import InputError
+
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; give the JSON of a run.") from None
+    if not isinstance(content, dict) or "targets" not in content:
+        raise InputError(f"{path} is not the JSON of foretune bench search.")
+    return content
+
+
+def _benchmark(module: str) -> Any:
+    """A module of the benchmark, which comes with a checkout and not with the package."""
+    import importlib
+
     from specs.errors import InputError
 
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
         sys.path.append(root)
     try:
-        from benchmarks.search import methods, report
+        return importlib.import_module(f"benchmarks.search.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "benchmarks":
             raise
         raise InputError("the benchmark comes with a checkout of foretune; run it there.") from None
-    methods.quiet()
-    return report
 
 
 def show(output: Output, content: dict[str, Any]) -> None:
