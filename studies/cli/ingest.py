@@ -30,7 +30,8 @@ CsvOption = Annotated[
         "--csv",
         metavar="OUT",
         help="Write measured runs whose model is known to OUT, their models to OUT.models.json "
-        "where the catalog lacks them, operator rows of traces to OUT.operators.csv (OUT itself without a log).",
+        "where the catalog lacks them, operator rows of traces to OUT.operators.csv (OUT itself "
+        "without a log).",
         show_default=False,
     ),
 ]
