@@ -184,9 +184,9 @@ def _posterior_mode(
     """Logs of the constants at the posterior mode, and their posterior standard deviations."""
     target = np.log(runs.measured_gib)
     row_sd = np.hypot(ROW_SD, ROW_SD_GIB / runs.measured_gib)
-    # Bounds and readings of one rank, which are tests of a framework's own, teach the physics; what
-    # a stack does differently only its jobs can tell.
-    tells_stack = (runs.bound == 0) & (runs.counters != "allocated-last-rank")
+    # Runs that only ran, and readings of one rank, which are tests of a framework's own, teach the
+    # physics; what a stack does differently only peaks and failures of its jobs can tell.
+    tells_stack = (runs.bound >= 0) & (runs.counters != "allocated-last-rank")
     of_stack = np.array([name.startswith("stack_offset/") for name in names])
     point = start.copy()
     hessian = np.diag(sd**-2)
