@@ -71,6 +71,8 @@ class Models:
             incumbent = float(process.predict(evidence.points.take(own))[0].max())
         if len(evidence.running):
             believed = process.predict(evidence.running)[0]
+            if incumbent is None:  # nothing came back yet: what is out is what there is to beat
+                incumbent = float(believed.max())
             points = evidence.points.joined(evidence.running)
             value = np.concatenate([evidence.value, believed])
             process = process.updated(points, value, np.zeros(len(value)))

@@ -118,6 +118,8 @@ def test_parallel_workers_get_different_candidates() -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
     rows = [sampler.row_of(study.ask(pool.space)) for _ in range(12)]
     assert len(set(rows)) == 12
+    first = [pool.parameters(row) for row in rows[:4]]
+    assert len({c["tp"] for c in first}) > 1 or len({c["mbs"] for c in first}) > 1
 
 
 def test_a_partial_enqueue_is_completed_to_a_legal_candidate() -> None:
