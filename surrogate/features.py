@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import MoeDispatcher, Sharding, TrainingKind
+from specs.choices import MoeDispatcher, Recompute, RecomputeMethod, Sharding, TrainingKind
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 
@@ -33,9 +33,14 @@ CLASSES = {"framework": 0.71, "architecture": 0.25, "gpu": 0.4, "moe": 1.8}
 """Coordinate length of a class: runs of two classes are exp(-length**2) alike."""
 
 CONFIG_AXES = (
-    "tp", "pp", "cp", "ep", "mbs", "vpp", "recompute", "moe_dispatcher", "sharding", "schedule",
+    "tp", "pp", "cp", "ep", "mbs", "vpp", "recompute", "recompute_method", "recompute_layers",
+    "moe_dispatcher", "sharding", "schedule",
 )  # fmt: skip
 """Axes of a config that the coordinates depend on."""
+
+SELECTIVE_SHARE = 0.1
+"""Of a layer's forward pass that selective recomputation repeats. Assumed: a norm, an activation or
+an attention core; the public runs seldom say which modules."""
 
 _UNROUTED = 12.0
 """log2 of tokens an expert where there are no experts: as in a large dense GEMM."""
@@ -62,7 +67,7 @@ def features(cases: Cases) -> Floats:
         "expert_tokens": STRONG
         * np.where(moe, _log2(routed / np.maximum(model.num_experts, 1)), _UNROUTED),
         "tokens": FAINT * _log2(tokens * model.hidden_size / config.tp),
-        "recompute": 0.8 * config.recompute,
+        "recompute": 1.6 * recomputed_share(cases),
         "lora": STRONG * (load.kind == int(TrainingKind.LORA)),
         "fused_dispatch": WEAK * (config.moe_dispatcher >= int(MoeDispatcher.DEEPEP)),
         "drops_tokens": 0.6 * (capacity > 0),
@@ -75,6 +80,20 @@ def features(cases: Cases) -> Floats:
     }
     rows = [np.broadcast_to(columns[name], (len(cases),)) for name in FEATURES]
     return np.column_stack(rows).astype(np.float64)
+
+
+def recomputed_share(cases: Cases) -> Column:
+    """Share of the layers whose forward pass is repeated: what recomputation costs, to 1.
+
+    Selective recomputation repeats part of every layer. Were recomputation a mere class, what was
+    learned from runs that recompute everything would be credited to one that recomputes a layer.
+    """
+    config = cases.config
+    block = config.recompute_layers * config.pp * config.vpp / cases.model.num_layers
+    counted = np.where(config.recompute_method == int(RecomputeMethod.BLOCK), block, 1.0)
+    full: Column = np.where(config.recompute == int(Recompute.FULL), np.minimum(counted, 1.0), 0.0)
+    share: Column = np.where(config.recompute == int(Recompute.SELECTIVE), SELECTIVE_SHARE, full)
+    return share
 
 
 def classes(cases: Cases) -> dict[str, Column]:
