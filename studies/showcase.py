@@ -24,6 +24,7 @@ from studies.report.timetable import timetable
 from studies.report.whatif import neighbours
 from studies.storage import StorageAddress
 from studies.trial_notes import study_note, trial_note
+from studies.wording import change_in_words
 
 BOARD_AXES = 10
 """Axes that a graph of optuna-dashboard has room for."""
@@ -86,11 +87,16 @@ def graphs(facts: StudyFacts) -> dict[str, tuple[str, Picture]]:
         found["axes"] = ("The best config with one axis changed", axis_effects(near, BOARD_AXES))
     attribution = facts.result["attribution"]
     if attribution and attribution["effects"]:
-        effects = [Change(e["change"], e["alone"], e["last"]) for e in attribution["effects"]]
+        words = {e["change"]: change_in_words(e["axes"]) for e in attribution["effects"]}
+        effects = [
+            Change(words[e["change"]], e["alone"], e["last"]) for e in attribution["effects"]
+        ]
         found["changes"] = ("What each change brings", changes(effects))
-        pairs = [(p["first"], p["second"], p["gain"]) for p in attribution["synergies"]]
+        pairs = [
+            (words[p["first"]], words[p["second"]], p["gain"]) for p in attribution["synergies"]
+        ]
         if pairs:
-            names = [effect.name for effect in effects]
+            names = list(words.values())
             found["interactions"] = ("Pairs of changes", interactions(names, pairs))
     if facts.best.config.pp > 1:
         line = timetable(facts.job, facts.best.config)

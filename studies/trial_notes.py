@@ -11,7 +11,7 @@ from studies.pictures.changes import letter
 from studies.pictures.memory import PARTS
 from studies.report.answer import chance
 from studies.report.facts import StudyFacts
-from studies.wording import describe
+from studies.wording import change_in_words, describe
 
 SHOWN_PARTS = 6
 """Parts of a step that a trial note lists."""
@@ -42,7 +42,12 @@ def study_note(facts: StudyFacts, graphs: Iterable[str]) -> str:
     attribution = facts.result["attribution"]
     if attribution and attribution["effects"]:
         rows = [
-            (letter(i), cell(effect["change"]), _gain(effect["alone"]), _gain(effect["last"]))
+            (
+                letter(i),
+                cell(change_in_words(effect["axes"])),
+                _gain(effect["alone"]),
+                _gain(effect["last"]),
+            )
             for i, effect in enumerate(attribution["effects"])
         ]
         lines += ["### Changes", *table(("", "change", "alone", "on top of the others"), rows), ""]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from specs.config import TrainingConfig
 from specs.layout import explicit_stages, is_explicit
 
@@ -14,6 +17,13 @@ def describe(config: TrainingConfig) -> str:
     labels, default = config.as_labels(), TrainingConfig().as_labels()
     shown = [name for name in labels if name in _ALWAYS or labels[name] != default[name]]
     return " ".join(f"{name}={short(labels[name])}" for name in shown)
+
+
+def change_in_words(axes: Mapping[str, Sequence[Any]]) -> str:
+    """Axis -> (label before, label after) as ``vpp 1 -> 7, schedule 1f1b -> interleaved``."""
+    return ", ".join(
+        f"{a} {short(before)} -> {short(after)}" for a, (before, after) in axes.items()
+    )
 
 
 def short(label: str | int | bool) -> str:

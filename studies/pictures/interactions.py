@@ -9,13 +9,15 @@ from studies.pictures.style import Picture, picture
 
 
 def interactions(names: Sequence[str], pairs: Sequence[tuple[str, str, float]]) -> Picture:
-    """A heat map of pairs of changes.
+    """A heat map of pairs of changes; changes of which no pair is known are left out.
 
     Args:
         names: the changes in their order, which are lettered A, B, C ...
         pairs: two names and what they bring together beyond what they bring apart, a fraction.
     """
-    letters = [letter(index) for index in range(len(names))]
+    known = {name for *pair, _ in pairs for name in pair}
+    letters = [letter(index) for index, name in enumerate(names) if name in known]
+    names = [name for name in names if name in known]
     gain = {frozenset(pair): 100 * value for *pair, value in pairs}
     cells = [[gain.get(frozenset((row, column))) for column in names] for row in names]
     most = max((abs(value) for value in gain.values()), default=1.0) or 1.0

@@ -22,6 +22,7 @@ from studies.report.savings import (
     tokens_of,
 )
 from studies.report.timetable import Timetable, timetable
+from studies.wording import short
 
 TRUST = {
     "physics only": "no measured run stands behind this number, only data sheets and kernel "
@@ -105,7 +106,7 @@ def config_list(config: TrainingConfig, before: TrainingConfig | None) -> Markup
     for axis, label in labels.items():
         changed = held[axis] != label
         if changed or label != default[axis] or axis in ("tp", "pp", "cp", "ep", "mbs"):
-            words = f"{axis} {held[axis]} → {label}" if changed else f"{axis} {label}"
+            words = f"{axis} {short(held[axis])} → {label}" if changed else f"{axis} {label}"
             rows.append(tag("li", words, class_="changed" if changed else None))
     return tag("ul", *rows, class_="config")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from specs.config import ConfigTable
+from specs.config import ConfigTable, TrainingConfig
 from studies.pictures.axis_effects import axis_effects
 from studies.pictures.changes import Change, changes, letter
 from studies.pictures.incumbent import incumbent
@@ -20,7 +21,7 @@ from studies.report.facts import StudyFacts
 from studies.report.html import Markup, bullets, folded, join, paragraphs, table, tag
 from studies.report.page import figure
 from studies.report.whatif import STEP, levers, neighbours
-from studies.wording import describe
+from studies.wording import change_in_words, describe
 from surrogate.learned import SHIPPED
 
 
@@ -32,10 +33,11 @@ def changes_section(facts: StudyFacts) -> Markup:
     effects = attribution["effects"]
     if not effects:
         return paragraphs("The best config is the baseline.")
+    words = {effect["change"]: change_in_words(effect["axes"]) for effect in effects}
     rows = [
         (
             letter(index),
-            effect["change"],
+            words[effect["change"]],
             percent(effect["alone"]),
             _stands(effect["alone_fits"]),
             percent(effect["last"]),
@@ -46,11 +48,14 @@ def changes_section(facts: StudyFacts) -> Markup:
         "Gain of throughput of each change: made to the baseline by itself, and added last, on top "
         f"of all the others. All together: {attribution['together']:+.1%}."
     )
-    pairs = [(pair["first"], pair["second"], pair["gain"]) for pair in attribution["synergies"]]
+    pairs = [
+        (words[pair["first"]], words[pair["second"]], pair["gain"])
+        for pair in attribution["synergies"]
+    ]
     parts = [
         figure(
             "picture-changes",
-            changes([Change(e["change"], e["alone"], e["last"]) for e in effects]),
+            changes([Change(words[e["change"]], e["alone"], e["last"]) for e in effects]),
             says,
         ),
         table(
@@ -61,14 +66,12 @@ def changes_section(facts: StudyFacts) -> Markup:
         ),
     ]
     if pairs:
-        words = (
+        says = (
             "How much more (green) or less (red) two changes bring together than the product of "
             "what each brings alone; the strongest pairs."
         )
         parts.append(
-            figure(
-                "picture-interactions", interactions([e["change"] for e in effects], pairs), words
-            )
+            figure("picture-interactions", interactions(list(words.values()), pairs), says)
         )
     return join(parts)
 
@@ -243,7 +246,10 @@ def sensitivity_section(facts: StudyFacts) -> Markup:
         f"What the best config gains or loses when a number of the hardware is {STEP:.0%} lower or "
         f"higher than its data sheet. {verdict}"
     )
-    parts = [figure("picture-sensitivity", sensitivity(found, STEP), says)]
+    parts = [
+        _rivals(facts.result.get("sensitivity")),
+        figure("picture-sensitivity", sensitivity(found, STEP), says),
+    ]
     if near:
         words = (
             "What the best config gains or loses when one axis takes another value, with what that "
@@ -251,6 +257,34 @@ def sensitivity_section(facts: StudyFacts) -> Markup:
         )
         parts.append(figure("picture-axes", axis_effects(near), words))
     return join(parts)
+
+
+def _rivals(judged: Mapping[str, Any] | None) -> Markup:
+    """How sharp the optimum is, the best config of each other mesh, and what to measure first."""
+    if not judged:
+        return Markup("")
+    following = judged["measure_next"]
+    sentences = [
+        f"The best config lies in a {judged['shape']}: {judged['basin_share']:.0%} of the single "
+        "steps from it that run lose 2% or less."
+    ]
+    if following["probability_of_change"] > 0:
+        config = TrainingConfig.from_labels(following["config"])
+        sentences.append(
+            f"Measure first: {describe(config)}. It changes the choice with P "
+            f"{following['probability_of_change']:.0%}, worth {following['expected_gain']:+.1%}."
+        )
+    rows = [
+        (
+            family["mesh"],
+            f"{family['gap']:.1%}",
+            f"{family['members']:,}",
+            tag("code", describe(TrainingConfig.from_labels(family["best"]))),
+        )
+        for family in judged["families"]
+    ]
+    header = ("mesh", "behind the best", "near the top", "its best config")
+    return join([paragraphs(*sentences), table("Rivals by mesh", header, rows, numeric=(1, 2))])
 
 
 def shortlist_section(facts: StudyFacts) -> Markup:

@@ -13,8 +13,10 @@
     if (narrow) {
       layout.margin = Object.assign({}, layout.margin, { l: 44, r: 8 });
       layout.height = layout.height * 1.12;
-      // A legend below the picture takes a line an entry here.
-      if (layout.legend.y < 0) layout.height += 17 * picture.data.length;
+    }
+    // A legend below the picture takes a line an entry where it is narrow, half a line on paper.
+    if (layout.legend.y < 0 && width < 760) {
+      layout.height += (narrow ? 17 : 9) * picture.data.length;
     }
     layout.width = width;
     layout.autosize = false;
