@@ -251,7 +251,7 @@ def memory_left_out(folder: Path) -> dict[str, Any]:
 
 def kernels(data: Path) -> dict[str, Any]:
     """Errors of the kernel laws, shapes and whole GPUs left out; empty without profiles."""
-    from surrogate.kernel_validation import kernel_table
+    from surrogate.kernels.validation import kernel_table
 
     folder = data / "profiles" if (data / "profiles").is_dir() else data.parent / "profiles"
     return kernel_table(folder) if folder.is_dir() else {}

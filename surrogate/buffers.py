@@ -16,7 +16,7 @@ from specs.choices import MoeDispatcher, Sharding, TrainingKind
 from surrogate.activations import expert_tokens, sequence_shards, tokens_per_microbatch
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants
-from surrogate.stages import StageColumns
+from surrogate.pipeline.stages import StageColumns
 from surrogate.states import COMPUTE_BYTES, column, padded_vocab, shards
 
 Column = NDArray[Any]

@@ -24,7 +24,7 @@ from specs.errors import InputError
 from surrogate.cases import Cases, Column
 from surrogate.constants import write_json
 from surrogate.features import FEATURES, features
-from surrogate.stages import stage_columns
+from surrogate.pipeline.stages import stage_columns
 from surrogate.step_time import step_time
 from surrogate.time_constants import TimeConstants, nudged, prior_of
 from surrogate.time_rates import ALIASES, BELIEFS, RATE_COLUMNS

@@ -12,6 +12,7 @@ from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.communication import all_gather_s, all_to_all_s, ring_step_s
 from surrogate.expert_layers import hide_exchange, routed_experts
+from surrogate.kernels.utilisation import attention_forward_time_s
 from surrogate.operators import (
     ATTENTION,
     BYTES,
@@ -26,7 +27,6 @@ from surrogate.operators import (
 )
 from surrogate.time_rates import TimeRates
 from surrogate.topology import group
-from surrogate.utilisation import attention_forward_time_s
 
 
 @dataclass(frozen=True)

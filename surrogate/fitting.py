@@ -22,7 +22,7 @@ from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.cases import Cases
 from surrogate.constants import write_json
-from surrogate.stages import stage_columns
+from surrogate.pipeline.stages import stage_columns
 from surrogate.step_time import step_time
 from surrogate.time_constants import RateDesign, TimeConstants, nudged, prior_of
 from surrogate.time_rates import TimeRates

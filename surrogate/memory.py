@@ -28,8 +28,8 @@ from surrogate.buffers import (
 )
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
-from surrogate.schedules import in_flight
-from surrogate.stages import StageColumns, stage_table
+from surrogate.pipeline.schedules import in_flight
+from surrogate.pipeline.stages import StageColumns, stage_table
 from surrogate.states import column, stage_parameters, state_bytes
 
 Column = NDArray[Any]

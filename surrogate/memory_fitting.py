@@ -120,6 +120,7 @@ def fit_memory(
     """Constants that explain the runs, starting from and held near their priors."""
     constants = _with_stacks(prior, runs.stack_names.tolist())
     names = _free(constants, runs)
+    constants = _forgotten(constants, names)
     held = constants.values()
     centre = np.log([constants.constants[name].prior or 1.0 for name in names])
     sd = np.array([constants.constants[name].prior_sd or 1.0 for name in names])
@@ -161,6 +162,17 @@ def _free(constants: ConstantFile, runs: MemoryRuns) -> list[str]:
         for name, constant in sorted(constants.constants.items())
         if constant.prior_sd and name.rpartition("/")[2] not in absent
     ]
+
+
+def _forgotten(constants: ConstantFile, names: Sequence[str]) -> ConstantFile:
+    """The file with what these runs say nothing about back at its prior."""
+    kept = dict(constants.constants)
+    for name, constant in kept.items():
+        if constant.prior_sd and constant.prior is not None and name not in names:
+            kept[name] = constant.model_copy(
+                update={"value": constant.prior, "kind": "assumed", "posterior_sd": None}
+            )
+    return constants.model_copy(update={"constants": kept})
 
 
 def _log_reading(

@@ -14,9 +14,9 @@ import numpy as np
 from specs.choices import Precision, TrainingKind
 from surrogate.cases import Cases, Column
 from surrogate.communication import Network
-from surrogate.kernel_columns import attention_constants, gemm_constants
+from surrogate.kernels.columns import attention_constants, gemm_constants
+from surrogate.kernels.utilisation import GemmConstants, gemm_time_s
 from surrogate.time_rates import TimeRates
-from surrogate.utilisation import GemmConstants, gemm_time_s
 
 PARTS = ("gemm", "expert_gemm", "attention", "elementwise", "host", "tp", "cp", "ep")
 """What the time of a layer is made of; the last three are exposed communication."""

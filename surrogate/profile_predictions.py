@@ -17,15 +17,15 @@ from specs.gpu import Gpu
 from specs.profile_rows import PlanItem
 from surrogate.cases import Cases, ClusterColumns
 from surrogate.communication import Network, all_gather_s, all_reduce_s, all_to_all_s, ring_step_s
-from surrogate.kernel_constants import KernelConstants, kernel_constants
-from surrogate.time_constants import TimeConstants
-from surrogate.time_rates import TimeRates
-from surrogate.topology import Group, group
-from surrogate.utilisation import (
+from surrogate.kernels.constants import KernelConstants, kernel_constants
+from surrogate.kernels.utilisation import (
     attention_forward_time_s,
     elementwise_time_s,
     gemm_time_s,
 )
+from surrogate.time_constants import TimeConstants
+from surrogate.time_rates import TimeRates
+from surrogate.topology import Group, group
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ADAM_BYTES = 28

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from specs.errors import InputError
 from surrogate.cases import Cases, Column
 from surrogate.features import CLASSES, CONFIG_AXES, FEATURES, classes, features
-from surrogate.stages import distinct_rows
+from surrogate.pipeline.stages import distinct_rows
 
 Floats = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specs.choices import Precision, Sharding, TrainingKind
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants
-from surrogate.stages import StageColumns
+from surrogate.pipeline.stages import StageColumns
 
 Column = NDArray[Any]
 

@@ -18,8 +18,13 @@ from surrogate.cases import Cases, Column
 from surrogate.communication import Network, all_gather_s, all_reduce_s, ring_step_s
 from surrogate.compute import LayerTimes, layer_times
 from surrogate.operators import BYTES, PARTS, Block
-from surrogate.schedules import pipeline_idle_s
-from surrogate.stages import StageColumns, distinct_rows, recomputed_per_chunk, stage_columns
+from surrogate.pipeline.schedules import pipeline_idle_s
+from surrogate.pipeline.stages import (
+    StageColumns,
+    distinct_rows,
+    recomputed_per_chunk,
+    stage_columns,
+)
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import Group, group

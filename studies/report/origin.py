@@ -13,7 +13,7 @@ from specs.provenance import Quantity
 from studies.report.facts import StudyFacts
 from studies.report.html import Markup, folded, join, paragraphs, table, tag
 from surrogate.constants import Constant, ConstantFile, shipped_constants
-from surrogate.kernel_constants import kernel_constants, shipped_book
+from surrogate.kernels.constants import kernel_constants, shipped_book
 from surrogate.learned import SHIPPED
 from surrogate.memory_constants import FRAMEWORKS, VENDORS
 from surrogate.time_constants import RateDesign

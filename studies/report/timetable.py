@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from specs.config import ConfigTable, TrainingConfig
 from studies.job import Job
 from studies.pictures.gantt import Slot
-from surrogate.orders import Kind
-from surrogate.simulation import simulate
+from surrogate.pipeline.orders import Kind
+from surrogate.pipeline.simulation import simulate
 from surrogate.step_time import stage_times, step_time
 
 MOST_SLOTS = 2500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -84,3 +85,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_files_and_modules_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    rooms = "specs|surrogate|collectors|search|studies|tests"
+    for name in re.findall(rf"`((?:{rooms})/[\w/.*]+\.(?:py|yaml))`", text):
+        assert list(REPOSITORY.glob(name)), name
+    for module in re.findall(rf"python -m ((?:{rooms})[\w.]+)", text):
+        assert importlib.util.find_spec(module), module

@@ -20,7 +20,7 @@ from surrogate.buffers import (
     outside,
     unsharded_bytes,
 )
-from surrogate.stages import stage_columns
+from surrogate.pipeline.stages import stage_columns
 
 GIB = 2**30
 

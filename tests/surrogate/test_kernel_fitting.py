@@ -11,20 +11,20 @@ import pytest
 
 from specs import catalog
 from specs.errors import InputError
-from surrogate import kernel_fitting
-from surrogate.kernel_amd import collective_rows, gemm_rows, read_rows
-from surrogate.kernel_constants import (
+from surrogate.kernels import fitting as kernel_fitting
+from surrogate.kernels.amd import collective_rows, gemm_rows, read_rows
+from surrogate.kernels.constants import (
     book_of,
     kernel_constants,
     read_book,
     shipped_book,
     shipped_corrections,
 )
-from surrogate.kernel_laws import LAWS
-from surrogate.kernel_sheets import sheet_of
-from surrogate.kernel_transfer import carried, throttle
-from surrogate.kernel_validation import kernel_table
-from surrogate.utilisation import collective_time_s, gemm_time_s
+from surrogate.kernels.laws import LAWS
+from surrogate.kernels.sheets import sheet_of
+from surrogate.kernels.transfer import carried, throttle
+from surrogate.kernels.utilisation import collective_time_s, gemm_time_s
+from surrogate.kernels.validation import kernel_table
 
 PROFILED = ("A100-80GB", "H100-SXM", "B200", "B300", "GB200", "GB300")
 
@@ -191,7 +191,7 @@ def test_gpu_that_was_never_fitted_is_judged_from_its_data_sheet(
 
 
 def _thin_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    from surrogate import kernel_correction
+    from surrogate.kernels import correction as kernel_correction
 
     thin: dict[str, Any] = {
         name: {**settings, "n_estimators": 10} for name, settings in kernel_correction.TREES.items()

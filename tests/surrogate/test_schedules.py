@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specs.choices import Schedule
-from surrogate.critical_paths import CriticalPaths
-from surrogate.schedule_tables import EXACT_TIMES, TABULATED, idle_forms, read_table
-from surrogate.schedules import bubble_fraction, in_flight, pipeline_idle_s
-from surrogate.simulation import simulate
+from surrogate.pipeline.critical_paths import CriticalPaths
+from surrogate.pipeline.schedule_tables import EXACT_TIMES, TABULATED, idle_forms, read_table
+from surrogate.pipeline.schedules import bubble_fraction, in_flight, pipeline_idle_s
+from surrogate.pipeline.simulation import simulate
 
 CHUNKS = {schedule: 2 if schedule.is_v_shaped else 1 for schedule in Schedule}
 TIMES = st.floats(0.0, 4.0)

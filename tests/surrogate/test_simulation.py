@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from specs.choices import Schedule
 from specs.errors import InputError
-from surrogate.orders import Kind, peak_in_flight, task_orders
-from surrogate.simulation import Timeline, simulate
+from surrogate.pipeline.orders import Kind, peak_in_flight, task_orders
+from surrogate.pipeline.simulation import Timeline, simulate
 
 CHUNKS = {schedule: 2 if schedule.is_v_shaped else 1 for schedule in Schedule}
 

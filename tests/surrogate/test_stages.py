@@ -13,7 +13,7 @@ from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, study
 from specs.choices import Recompute, RecomputeMethod, Schedule
 from specs.config import ConfigTable, TrainingConfig
 from specs.model import Model
-from surrogate.stages import StageColumns, stage_columns
+from surrogate.pipeline.stages import StageColumns, stage_columns
 
 LAYOUT = "Et*1|t*1|" + "t*2|" * 29 + "t*1,L"
 HELD = ("dense_layers", "moe_layers", "mtp_layers", "has_embedding", "has_output")

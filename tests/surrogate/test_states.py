@@ -25,7 +25,7 @@ from specs.choices import Precision, Sharding, TrainingKind
 from specs.config import TrainingConfig
 from specs.stack import Stack
 from surrogate.cases import Cases
-from surrogate.stages import stage_columns
+from surrogate.pipeline.stages import stage_columns
 from surrogate.states import StageParameters, stage_parameters, state_bytes
 
 GIB = 2**30

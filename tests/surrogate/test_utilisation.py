@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specs import catalog
-from surrogate.kernel_constants import kernel_constants
-from surrogate.utilisation import (
+from surrogate.kernels.constants import kernel_constants
+from surrogate.kernels.utilisation import (
     TRAFFIC_ROUNDS,
     attention_forward_time_s,
     collective_time_s,

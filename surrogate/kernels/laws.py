@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from surrogate.kernel_profiles import Columns
-from surrogate.kernel_sheets import FORMATS, KernelSheet
-from surrogate.utilisation import (
+from surrogate.kernels.profiles import Columns
+from surrogate.kernels.sheets import FORMATS, KernelSheet
+from surrogate.kernels.utilisation import (
     TRAFFIC_ROUNDS,
     AttentionConstants,
     CollectiveConstants,

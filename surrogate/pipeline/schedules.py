@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specs.choices import Schedule
-from surrogate.schedule_tables import LONG_STEPS, MAX_RANKS, FormsTable, read_table
+from surrogate.pipeline.schedule_tables import LONG_STEPS, MAX_RANKS, FormsTable, read_table
 
 Floats = NDArray[np.float64]
 Column = NDArray[Any]

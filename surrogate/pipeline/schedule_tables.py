@@ -1,6 +1,6 @@
 """The table of linear forms for V-half and V-min, whose idle time has no closed form.
 
-``python -m surrogate.schedule_tables`` builds it anew from the task orders and writes it; every run
+``python -m surrogate.pipeline.schedule_tables`` builds it anew from the task orders and writes it; every run
 gives the same file. ``schedules`` reads it.
 
 For p ranks and m microbatches the idle time is the largest of a few forms a*t_f + b*t_b + c*t_w
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.choices import Schedule
-from surrogate.critical_paths import CriticalPaths, Floats
+from surrogate.pipeline.critical_paths import CriticalPaths, Floats
 
 TABULATED = (Schedule.V_HALF, Schedule.V_MIN)
 
@@ -43,7 +43,7 @@ EXACT_TIMES = np.array([[1, 1, 1], [1, 1.2, 0.8], [1, 2, 1]])
 """Times at which the table has no shortfall: plain layers, some attention, full recomputation."""
 
 _NUM_CHUNKS = 2
-_FILE = Path(__file__).parent / "data" / "schedules.npz"
+_FILE = Path(__file__).parents[1] / "data" / "schedules.npz"
 
 
 @dataclass(frozen=True)

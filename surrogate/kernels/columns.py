@@ -10,8 +10,8 @@ from specs.choices import Precision
 from specs.errors import InputError
 from specs.gpu import Gpu
 from surrogate.cases import Cases, Column
-from surrogate.kernel_constants import kernel_constants
-from surrogate.utilisation import AttentionConstants, GemmConstants, stack_constants
+from surrogate.kernels.constants import kernel_constants
+from surrogate.kernels.utilisation import AttentionConstants, GemmConstants, stack_constants
 
 KERNEL_FORMATS = {
     Precision.BF16: "bf16",

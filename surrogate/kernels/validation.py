@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from specs.errors import InputError
-from surrogate.kernel_constants import KernelBook, constants_of, shipped_book, shipped_corrections
-from surrogate.kernel_correction import Correction
-from surrogate.kernel_fitting import READERS, fit_corrections, fit_laws, sheets_of
-from surrogate.kernel_laws import LAWS, Law
-from surrogate.kernel_profiles import Columns, read_mla_module
-from surrogate.kernel_regression import select, subsample
-from surrogate.kernel_sheets import KernelSheet
-from surrogate.kernel_transfer import SAME_FAMILY_WEIGHT, carried, kinship
-from surrogate.utilisation import attention_forward_time_s, elementwise_time_s, gemm_time_s
+from surrogate.kernels.constants import KernelBook, constants_of, shipped_book, shipped_corrections
+from surrogate.kernels.correction import Correction
+from surrogate.kernels.fitting import READERS, fit_corrections, fit_laws, sheets_of
+from surrogate.kernels.laws import LAWS, Law
+from surrogate.kernels.profiles import Columns, read_mla_module
+from surrogate.kernels.regression import select, subsample
+from surrogate.kernels.sheets import KernelSheet
+from surrogate.kernels.transfer import SAME_FAMILY_WEIGHT, carried, kinship
+from surrogate.kernels.utilisation import attention_forward_time_s, elementwise_time_s, gemm_time_s
 
 HELD_OUT_SHARE = 5
 """One shape in five is left out, the same on every GPU and in every format."""

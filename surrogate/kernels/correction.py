@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from surrogate.kernel_laws import LAWS, format_of
-from surrogate.kernel_profiles import Columns
-from surrogate.kernel_sheets import FORMATS, KernelSheet
+from surrogate.kernels.laws import LAWS, format_of
+from surrogate.kernels.profiles import Columns
+from surrogate.kernels.sheets import FORMATS, KernelSheet
 
 MAX_CORRECTION = 0.7
 """Largest |log| correction, about a factor of two."""

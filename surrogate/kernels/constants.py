@@ -1,6 +1,6 @@
 """Kernel constants of any GPU: fitted where it was profiled, carried from its data sheet elsewhere.
 
-``surrogate/data/kernels.json`` holds what ``surrogate.kernel_fitting`` fitted, with the data sheets
+``surrogate/data/kernels.json`` holds what ``surrogate.kernels.fitting`` fitted, with the data sheets
 that it was fitted against, sources and the hash of the data.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from specs.errors import InputError
 from specs.gpu import Gpu
-from surrogate.kernel_correction import Correction, read_correction
-from surrogate.kernel_laws import LAWS, format_of
-from surrogate.kernel_sheets import FORMATS, KernelSheet, sheet_of
-from surrogate.kernel_transfer import carried
-from surrogate.utilisation import (
+from surrogate.kernels.correction import Correction, read_correction
+from surrogate.kernels.laws import LAWS, format_of
+from surrogate.kernels.sheets import FORMATS, KernelSheet, sheet_of
+from surrogate.kernels.transfer import carried
+from surrogate.kernels.utilisation import (
     AttentionConstants,
     CollectiveConstants,
     DispatchConstants,
@@ -30,7 +30,7 @@ from surrogate.utilisation import (
 )
 
 SCHEMA_VERSION = 1
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 KERNELS = DATA / "kernels.json"
 CORRECTIONS = DATA / "kernel_corrections.json.gz"
 
@@ -126,7 +126,7 @@ def book_of(content: Mapping[str, Any], where: str) -> KernelBook:
     if version != SCHEMA_VERSION:
         raise InputError(
             f"{where} has schema version {version}, this release reads {SCHEMA_VERSION}; "
-            "refit it with python -m surrogate.kernel_fitting."
+            "refit it with python -m surrogate.kernels.fitting."
         )
     try:
         return KernelBook(
@@ -139,7 +139,7 @@ def book_of(content: Mapping[str, Any], where: str) -> KernelBook:
         )
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"{where} is incomplete ({error}); refit it with python -m surrogate.kernel_fitting."
+            f"{where} is incomplete ({error}); refit it with python -m surrogate.kernels.fitting."
         ) from None
 
 

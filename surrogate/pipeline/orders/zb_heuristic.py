@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from surrogate.orders.tasks import Kind, Order, Task
+from surrogate.pipeline.orders.tasks import Kind, Order, Task
 
 _LENGTH = 1000
 """Nominal length of a task (Primus ``cost_f``, ``cost_b``, ``cost_w``)."""

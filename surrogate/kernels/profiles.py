@@ -2,7 +2,7 @@
 
 The tables are those of ai-dynamo/aiconfigurator (commit 095f58a51, Apache-2.0): one row a
 measurement. Columns keep their profile names; ``dtype`` becomes the kernel format of
-``surrogate.kernel_sheets``.
+``surrogate.kernels.sheets``.
 """
 
 from __future__ import annotations

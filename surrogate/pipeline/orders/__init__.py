@@ -2,7 +2,7 @@
 
 An order depends on the number of ranks, microbatches and chunks, never on how long a task takes:
 that is how Megatron-LM, the Primus pipeline and Sea AI zero bubble run them. What an order costs is
-the subject of ``surrogate.simulation``.
+the subject of ``surrogate.pipeline.simulation``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from specs.choices import Schedule
 from specs.errors import InputError
-from surrogate.orders.controlled_memory import v_half, v_min
-from surrogate.orders.plain import gpipe, interleaved, zb_h1, zb_h2, zbv
-from surrogate.orders.tasks import Kind, Order, Task, peak_in_flight, virtual_stage
-from surrogate.orders.zb_heuristic import zb_heuristic
+from surrogate.pipeline.orders.controlled_memory import v_half, v_min
+from surrogate.pipeline.orders.plain import gpipe, interleaved, zb_h1, zb_h2, zbv
+from surrogate.pipeline.orders.tasks import Kind, Order, Task, peak_in_flight, virtual_stage
+from surrogate.pipeline.orders.zb_heuristic import zb_heuristic
 
 __all__ = ["Kind", "Order", "Task", "peak_in_flight", "task_orders", "virtual_stage"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surrogate.orders.tasks import Kind, Order, Task
+from surrogate.pipeline.orders.tasks import Kind, Order, Task
 
 PERIOD_SLOTS = 6
 """Slots of a block: three tasks for each of two chunks."""

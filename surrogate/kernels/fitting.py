@@ -1,4 +1,4 @@
-"""Fits the kernel laws to profiles: ``python -m surrogate.kernel_fitting --profiles DIR``.
+"""Fits the kernel laws to profiles: ``python -m surrogate.kernels.fitting --profiles DIR``.
 
 Writes ``kernels.json`` (constants per GPU and format, data sheets, sources, data hash) and, beside
 it, ``kernel_corrections.json.gz``. Deterministic: the same data give the same bytes.
@@ -17,16 +17,16 @@ import numpy as np
 
 from specs import catalog
 from specs.errors import InputError
-from surrogate import kernel_profiles as profiles
 from surrogate.constants import write_json
-from surrogate.kernel_amd import fit_amd, read_rows
-from surrogate.kernel_constants import KERNELS, KernelBook
-from surrogate.kernel_correction import Correction, features_of, fit_correction
-from surrogate.kernel_laws import LAWS
-from surrogate.kernel_profiles import Columns
-from surrogate.kernel_regression import fit_operator, select
-from surrogate.kernel_sheets import KernelSheet, sheet_of
-from surrogate.kernel_transfer import ONSET_PRIOR, fit_onset
+from surrogate.kernels import profiles
+from surrogate.kernels.amd import fit_amd, read_rows
+from surrogate.kernels.constants import KERNELS, KernelBook
+from surrogate.kernels.correction import Correction, features_of, fit_correction
+from surrogate.kernels.laws import LAWS
+from surrogate.kernels.profiles import Columns
+from surrogate.kernels.regression import fit_operator, select
+from surrogate.kernels.sheets import KernelSheet, sheet_of
+from surrogate.kernels.transfer import ONSET_PRIOR, fit_onset
 
 READERS: dict[str, Callable[[Path], Columns]] = {
     "gemm": profiles.read_gemm,
@@ -176,7 +176,9 @@ def write(book: KernelBook, corrections: Mapping[str, Correction], out: Path) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit code (2: bad input)."""
-    parser = argparse.ArgumentParser(prog="python -m surrogate.kernel_fitting", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m surrogate.kernels.fitting", description=__doc__
+    )
     parser.add_argument("--profiles", type=Path, required=True, help="folder of Parquet profiles")
     parser.add_argument("--amd", type=Path, help="CSV of published AMD kernel measurements")
     parser.add_argument("--out", type=Path, default=KERNELS)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from surrogate.kernel_laws import Law, format_of
-from surrogate.kernel_sheets import KernelSheet
+from surrogate.kernels.laws import Law, format_of
+from surrogate.kernels.sheets import KernelSheet
 
 THROTTLE_EXPONENT = 0.6
 """Sustained FLOP/s grow with (power / peak)**0.6 once power limits the clock. Measured: MI300X 708

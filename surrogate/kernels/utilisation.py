@@ -3,7 +3,7 @@
 Every operator takes its constants as a frozen dataclass whose fields are scalars or columns, so
 that one call serves one GPU, or (after ``stack_constants``) a column of GPUs and formats. All laws
 are monotone in the sizes, are never faster than the speed of light (FLOPs over peak, bytes over
-bandwidth) and speed up with more bandwidth. ``surrogate.kernel_fitting`` fits the constants.
+bandwidth) and speed up with more bandwidth. ``surrogate.kernels.fitting`` fits the constants.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specs.errors import InputError
-from surrogate.kernel_laws import ATTENTION, COLLECTIVE, DISPATCH, GEMM, MOE, Law, format_of
-from surrogate.kernel_profiles import Columns
-from surrogate.kernel_regression import fit_law
-from surrogate.kernel_sheets import KernelSheet
-from surrogate.kernel_transfer import Fitted, carried
-from surrogate.utilisation import (
+from surrogate.kernels.laws import ATTENTION, COLLECTIVE, DISPATCH, GEMM, MOE, Law, format_of
+from surrogate.kernels.profiles import Columns
+from surrogate.kernels.regression import fit_law
+from surrogate.kernels.sheets import KernelSheet
+from surrogate.kernels.transfer import Fitted, carried
+from surrogate.kernels.utilisation import (
     TRAFFIC_ROUNDS,
     attention_forward_time_s,
     dispatch_time_s,

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specs.choices import Schedule
 from specs.errors import InputError
-from surrogate.orders import Kind, Order, Task, peak_in_flight, task_orders, virtual_stage
+from surrogate.pipeline.orders import Kind, Order, Task, peak_in_flight, task_orders, virtual_stage
 
 
 class TimedTask(NamedTuple):

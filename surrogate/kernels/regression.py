@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from surrogate.kernel_laws import Law
-from surrogate.kernel_profiles import Columns
-from surrogate.kernel_sheets import KernelSheet
-from surrogate.kernel_transfer import Fitted, carried
+from surrogate.kernels.laws import Law
+from surrogate.kernels.profiles import Columns
+from surrogate.kernels.sheets import KernelSheet
+from surrogate.kernels.transfer import Fitted, carried
 
 MAX_ROWS = 1200
 """Rows per GPU and key that a fit uses, evenly spaced in the sorted table."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.choices import Schedule
-from surrogate.orders import Kind, task_orders
-from surrogate.simulation import events_in_causal_order
+from surrogate.pipeline.orders import Kind, task_orders
+from surrogate.pipeline.simulation import events_in_causal_order
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

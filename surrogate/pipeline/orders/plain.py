@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specs.errors import InputError
-from surrogate.orders.tasks import Kind, Order, Task
+from surrogate.pipeline.orders.tasks import Kind, Order, Task
 
 
 def gpipe(p: int, m: int) -> list[Order]:
