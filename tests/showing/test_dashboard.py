@@ -29,11 +29,8 @@ NAMES = (
 pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
 
 
-@pytest.fixture(scope="module")
-def served(finished: Any) -> str:
-    """The address of the dashboard."""
-    artifacts = artifact_folder(finished.address.path, finished.folder)
-    app = application(open_storage(finished.address), artifacts)
+def address_of(app: Any) -> str:
+    """Serves an application in the background and returns where."""
     ready, found = threading.Event(), []
 
     def tell(url: str) -> None:
@@ -41,8 +38,15 @@ def served(finished: Any) -> str:
         ready.set()
 
     threading.Thread(target=serve, args=(app, 0, tell), daemon=True).start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     return found[0]
+
+
+@pytest.fixture(scope="module")
+def served(finished: Any) -> str:
+    """The address of the dashboard."""
+    artifacts = artifact_folder(finished.address.path, finished.folder)
+    return address_of(application(open_storage(finished.address), artifacts))
 
 
 def fetched(url: str) -> Any:
@@ -149,6 +153,17 @@ def test_what_is_stored_stays_as_it_is() -> None:
     shown = storage.get_all_trials(study._study_id)
     assert shown[0].system_attrs["constraints"] == [1.0]
     assert "constraints" not in storage._get_trial(0).system_attrs
+
+
+def test_plain_optuna_dashboard_shows_our_studies_too(finished: Any) -> None:
+    from optuna_dashboard._app import create_app
+
+    address = address_of(create_app(open_storage(finished.address)))
+    (study,) = fetched(address + "api/studies")["study_summaries"]
+    shown = fetched(f"{address}api/studies/{study['study_id']}")
+    assert len(shown["trials"]) == 20
+    assert "How to read this study" in shown["note"]["body"]
+    assert shown["plotly_graph_objects"]
 
 
 def test_untried_versions_are_said() -> None:
