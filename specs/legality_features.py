@@ -218,6 +218,20 @@ def fsdp_model(s: Scope) -> Mask:
     return np.asarray(s.is_torch_fsdp & (fp16 | s.workload.model.tied_embeddings))
 
 
+def _megatron_alone(s: Scope) -> bool:
+    return megatron(s) and not primus(s)
+
+
+@rule(
+    "hybrid sharding of PyTorch FSDP2 is a feature of Primus: use fsdp, or zero1 with replicas",
+    "primus data_parallel_replicate_degree",
+    _megatron_alone,
+)
+def hsdp_stack(s: Scope) -> Mask:
+    """Megatron-LM itself has no replicas under FSDP2."""
+    return np.asarray(s.table.sharding == Sharding.HSDP)
+
+
 @rule(
     "hybrid sharding saves checkpoints with torch_dcp, which needs tp 1 and pp 1",
     "primus data_parallel_replicate_degree",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Framework(IntEnum):
@@ -54,6 +54,15 @@ _PATTERNS = (
 )
 
 
+FULL_NAMES = {
+    "primus": "Primus-Megatron",
+    "primus torchtitan": "Primus-TorchTitan",
+    "megatron": "Megatron-LM",
+    "bridge": "Megatron-Bridge",
+}
+"""Short name, in lower case, -> the name that measured runs and what was learned from them use."""
+
+
 class Stack(BaseModel):
     """Framework, release, state dtypes and kernels of a training job.
 
@@ -83,3 +92,8 @@ class Stack(BaseModel):
         0, ge=0, le=2, description="vocabulary parallelism over pipeline ranks (arXiv 2411.05288)"
     )
     untied_tp_mapping: bool = Field(False, description="use_tp_pp_dp_mapping rank order")
+
+    @field_validator("framework_name")
+    @classmethod
+    def _in_full(cls, name: str) -> str:
+        return FULL_NAMES.get(name.strip().lower(), name)

@@ -262,6 +262,7 @@ TESTED_ALONE = {
     "flex_is_dropless",
     "heads_divide",
     "groups_divide",
+    "hsdp_stack",
     "mlp_width_divides",
     "sequence_parallel_divides",
     "context_parallel_divides",
@@ -269,6 +270,12 @@ TESTED_ALONE = {
     "experts_need_moe",
     "expert_width_divides",
 }
+
+
+def test_megatron_alone_has_no_hybrid_sharding() -> None:
+    config = MIXTRAL.changed(sharding=Sharding.HSDP, replicate=2, pp=1, ep=1)
+    assert _broken(config, stack=MEGATRON) == {"hsdp_stack"}
+    assert _broken(config, stack=PRIMUS) == set()
 
 
 def test_every_rule_is_tested_and_has_a_source() -> None:
