@@ -1,7 +1,7 @@
 """Kernel constants of any GPU: fitted where it was profiled, carried from its data sheet elsewhere.
 
-``surrogate/data/kernels.json`` holds what ``surrogate.kernels.fitting`` fitted, with the data sheets
-that it was fitted against, sources and the hash of the data.
+``surrogate/data/kernels.json`` holds what ``surrogate.kernels.fitting`` fitted, with the data
+sheets that it was fitted against, sources and the hash of the data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of linear forms for V-half and V-min, whose idle time has no closed form.
 
-``python -m surrogate.pipeline.schedule_tables`` builds it anew from the task orders and writes it; every run
-gives the same file. ``schedules`` reads it.
+``python -m surrogate.pipeline.schedule_tables`` builds it anew from the task orders and writes
+it; every run gives the same file. ``schedules`` reads it.
 
 For p ranks and m microbatches the idle time is the largest of a few forms a*t_f + b*t_b + c*t_w
 with whole a, b, c (``critical_paths``). The table has these forms for every m up to 2p and for a
