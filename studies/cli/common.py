@@ -92,8 +92,11 @@ class Output:
     """Where a command's words and its result go.
 
     Without ``--json`` words and tables go to stdout. With it stdout carries one JSON document and
-    words go to stderr. Progress bars always go to stderr.
+    words go to stderr. Progress bars always go to stderr. ``foretune --quiet`` leaves out notes and
+    bars, and under ``--json`` all words.
     """
+
+    quiet = False
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -113,16 +116,20 @@ class Output:
 
     def say(self, *lines: str) -> None:
         """Prints lines for a person, as they are."""
+        if self.quiet and self.as_json:
+            return
         for line in lines:
             self.console.print(line, markup=False)
 
     def notes(self, notes: Iterable[str]) -> None:
         """Prints what the reader of a file assumed or found odd."""
-        for note in notes:
+        for note in () if self.quiet else notes:
             self.console.print(f"note: {note}", markup=False, style="yellow")
 
     def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Prints a table; numbers are aligned right."""
+        if self.quiet and self.as_json:
+            return
         from rich.table import Table
         from rich.text import Text
 
@@ -163,7 +170,7 @@ class Output:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        hidden = not console.is_terminal
+        hidden = self.quiet or not console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
             task = bar.add_task(text, total=total)
             yield lambda steps: bar.advance(task, steps)

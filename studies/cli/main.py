@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from studies.cli.ask import ask_command
 from studies.cli.bench import bench_app
 from studies.cli.calibrate import calibrate_command
-from studies.cli.common import run
+from studies.cli.common import Output, run
 from studies.cli.compare import compare_command
 from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
@@ -28,15 +29,19 @@ app = typer.Typer(
     help="Finds the training configuration that gives an LLM the most tokens/s/GPU on a cluster, "
     "before the cluster is used.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback()
-def _options() -> None:
+def _options(
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No notes and no progress bars, results only.")
+    ] = False,
+) -> None:
     """Exit codes: 0 done, 2 bad input, 3 nothing feasible, 1 a bug."""
+    Output.quiet = quiet
 
 
 app.command("tune")(tune_command)

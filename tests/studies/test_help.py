@@ -48,3 +48,17 @@ def test_the_front_door_refuses_a_package_that_hides_ours(tmp_path: Path) -> Non
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 1
     assert "its package 'specs' is hidden by" in ran.stderr.splitlines()[-1]
+
+
+def test_quiet_leaves_out_notes(foretune: Callable[..., Ran]) -> None:
+    job = ["project", "llama3.1_70b_mi300x", "--cluster", "32xMI300X"]
+    loud, quiet = foretune(*job, "--json"), foretune("--quiet", *job, "--json")
+    assert quiet.code == 0
+    assert quiet.err == ""
+    assert quiet.out == loud.out
+
+
+def test_shells_complete(foretune: Callable[..., Ran]) -> None:
+    ran = foretune("--show-completion", "bash")
+    assert ran.code == 0
+    assert "foretune" in ran.out
