@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from studies.cli.bench_search import search_command
+from studies.cli.bench_toolbox import bench_toolbox_command
 from studies.cli.common import JsonOption, Output
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure foretune itself on this machine.")
@@ -106,3 +107,4 @@ def surrogate_command(
 
 
 bench_app.command("search")(search_command)
+bench_app.command("toolbox")(bench_toolbox_command)

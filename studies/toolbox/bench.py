@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 from studies.files import checked_file
 from studies.toolbox.bundle import BASELINE
 from studies.toolbox.decision import Rule
-from studies.toolbox.factorial import measure_factorial, read_table
-from studies.toolbox.noise import keep_rates, null_knob, rocket_keep_rate
+from studies.toolbox.factorial import Table, measure_factorial, read_table
+from studies.toolbox.noise import (
+    KeepRates,
+    keep_rates,
+    null_knob,
+    paired_keep_rates,
+    rocket_keep_rate,
+)
 from studies.toolbox.planners import PLANNERS
 from studies.toolbox.process import Worker
-from studies.toolbox.replay import ROCKET, candidate_noise, score, truth
+from studies.toolbox.replay import ROCKET, control_ratios, copies, score, truth
 from studies.toolbox.request import read_request
 from studies.toolbox.rocket import judge_trace, published_trace
 from studies.toolbox.runtime import Host
@@ -23,6 +30,8 @@ from studies.toolbox.study import check_torch, launch_of
 from studies.training import Progress
 
 SERIES = 1000
+OurRates = Callable[[float, int], KeepRates]
+RocketRate = Callable[[float, int], float]
 GAIN = 0.05
 """True gain that a rule should see."""
 
@@ -58,10 +67,7 @@ def bench_toolbox(
     known = truth(measured)
     best = max(known, key=lambda bundle: known[bundle])
     return {
-        "rules": _rules(
-            rule,
-            {"MI300X null knob": null_knob(), f"this table, {clock}": candidate_noise(measured)},
-        ),
+        "rules": _rules(rule, measured, clock),
         "trace": steps,
         "stands": sum(step.stands for step in steps),
         "bundles": len(known),
@@ -70,30 +76,28 @@ def bench_toolbox(
     }
 
 
-def _rules(rule: Rule, noises: dict[str, Any]) -> list[dict[str, Any]]:
-    """Keep rates of our rule and of ROCKET's on each noise."""
+def _rules(rule: Rule, table: Table, clock: str) -> list[dict[str, Any]]:
+    """Keep rates of our rule and of ROCKET's on recorded noise of identical programs."""
+    knob, pairs, raw = null_knob(), control_ratios(table), copies(table)
     rows = []
-    for name, noise in noises.items():
-        copy = keep_rates(noise, 0.0, rule, SERIES, 1)
-        gain = keep_rates(noise, GAIN, rule, SERIES, 2)
-        rows.append(
-            {
-                "noise": name,
-                "rule": "ours",
-                "copy": copy.keep,
-                "gain": gain.keep,
-                "blocks": gain.blocks,
-            }
-        )
-        rows.append(
-            {
-                "noise": name,
-                "rule": "mean of 3 at 1.02",
-                "copy": rocket_keep_rate(noise, 0.0, SERIES, 1),
-                "gain": rocket_keep_rate(noise, GAIN, SERIES, 2),
-                "blocks": 1.0,
-            }
-        )
+    sources: tuple[tuple[str, OurRates, RocketRate], ...] = (
+        (
+            "MI300X null knob",
+            lambda gain, seed: keep_rates(knob, gain, rule, SERIES, seed),
+            lambda gain, seed: rocket_keep_rate(knob, gain, SERIES, seed),
+        ),
+        (
+            f"copies in the table, {clock}",
+            lambda gain, seed: paired_keep_rates(pairs, gain, rule, SERIES, seed),
+            lambda gain, seed: rocket_keep_rate(raw, gain, SERIES, seed),
+        ),
+    )
+    for noise, ours, rocket in sources:
+        copy, gained = ours(0.0, 1), ours(GAIN, 2)
+        known = {"noise": noise, "rule": "ours", "copy": copy.keep, "gain": gained.keep}
+        rows.append(known | {"blocks": gained.blocks})
+        known = {"noise": noise, "rule": "mean of 3 at 1.02"}
+        rows.append(known | {"copy": rocket(0.0, 1), "gain": rocket(GAIN, 2), "blocks": 1.0})
     return rows
 
 

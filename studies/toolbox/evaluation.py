@@ -31,8 +31,6 @@ from studies.toolbox.tools import TOOLBOX
 from studies.toolbox.verdicts import Outcome, Verdict
 from studies.toolbox.workload import Generation
 
-_PREPARING = ("torch_compile", "tunable_op")
-"""Tools whose first runs compile or tune."""
 _VERDICTS = {
     "out_of_memory": Verdict.OUT_OF_MEMORY,
     "input": Verdict.FAILED,
@@ -113,12 +111,18 @@ class Evaluator:
             series.close()
         self._series.clear()
 
-    def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
+    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
+        """The verdict with twice the restarts, for what a claim rests on."""
+        return self.evaluate(bundle, base, self.rule.patient)
+
+    def evaluate(
+        self, bundle: Bundle, base: Bundle = BASELINE, rule: Rule | None = None
+    ) -> Outcome:
         """The verdict on a bundle against a base."""
         started = time.perf_counter()
         details: dict[str, Any] = {}
         try:
-            outcome = self._judged(bundle, base, details)
+            outcome = self._judged(bundle, base, details, rule or self.rule)
         except WorkerError as error:
             outcome = Outcome(
                 bundle=bundle,
@@ -131,7 +135,7 @@ class Evaluator:
         self.log("outcome", outcome.as_json())
         return outcome
 
-    def _judged(self, bundle: Bundle, base: Bundle, details: dict[str, Any]) -> Outcome:
+    def _judged(self, bundle: Bundle, base: Bundle, details: dict[str, Any], rule: Rule) -> Outcome:
         """Proof, correctness, speed; ``details`` fills up on the way."""
         idle = self._probe(bundle, details)
         if details.get("idle"):
@@ -154,7 +158,7 @@ class Evaluator:
             self._series[base] = Series(
                 self.launch, base, self.rule, self.log, self.metric, self.launch.seed
             )
-        measured = self._series[base].compare(bundle)
+        measured = self._series[base].compare(bundle, rule)
         return self._timed(bundle, base, gate, measured, details)
 
     def _probe(self, bundle: Bundle, details: dict[str, Any]) -> str:
@@ -285,7 +289,7 @@ class Evaluator:
     ) -> dict[str, float | None]:
         """Seconds of compiling or tuning, and tokens after which they are won back."""
         seconds = details.get("warm_up", {}).get("compile_s")
-        if seconds is None or not any(tool in bundle for tool in _PREPARING):
+        if seconds is None or not any(TOOLBOX[tool].prepares for tool, _ in bundle):
             return {}
         saved = 1 / base_speed - 1 / speed
         return {"compile_s": seconds, "break_even_tokens": seconds / saved if saved > 0 else None}

@@ -88,13 +88,14 @@ class Series:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng([self.seed, 10])
 
-    def compare(self, candidate: Bundle) -> Measured:
-        """Adds blocks until the rule decides.
+    def compare(self, candidate: Bundle, rule: Rule | None = None) -> Measured:
+        """Adds blocks until the rule (that of the series where none is given) decides.
 
         Raises:
             WorkerError: a process failed, hung or died; the base is started anew the next time.
         """
         started = time.perf_counter()
+        chosen = rule or self.rule
         blocks: list[Block] = []
         try:
             while True:
@@ -103,7 +104,7 @@ class Series:
                     "block",
                     {"candidate": str(candidate), "base": str(self.base)} | blocks[-1].as_json(),
                 )
-                metric, judgement = self._judge(blocks)
+                metric, judgement = self._judge(blocks, chosen)
                 if judgement.verdict is not None:
                     break
         except BaseException:
@@ -153,7 +154,7 @@ class Series:
         worker.start()
         return worker
 
-    def _judge(self, blocks: list[Block]) -> tuple[str, Judgement]:
+    def _judge(self, blocks: list[Block], rule: Rule) -> tuple[str, Judgement]:
         """The judgement under the first metric whose control is quiet; else under the quietest.
 
         Only the control chooses, never the candidate, so the choice cannot favour a verdict.
@@ -162,12 +163,12 @@ class Series:
             metric: judge(
                 [_ratios(block, "candidate", metric) for block in blocks],
                 [_ratios(block, "control", metric) for block in blocks],
-                self.rule,
+                rule,
             )
             for metric in self._metrics(blocks[0])
         }
         for metric, judgement in judged.items():
-            if judgement.control_half_width <= self.rule.threshold:
+            if judgement.control_half_width <= rule.threshold:
                 return metric, judgement
         quietest = min(judged, key=lambda metric: judged[metric].control_half_width)
         return quietest, judged[quietest]

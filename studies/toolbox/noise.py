@@ -75,6 +75,37 @@ def keep_rates(
     for _ in range(series):
         processes = points[generator.integers(len(points))]
         ends.append(_one_series(processes, gain, rule, generator))
+    return _rates(ends)
+
+
+def paired_keep_rates(
+    ratios: Sequence[Floats], gain: float, rule: Rule, series: int, seed: int
+) -> KeepRates:
+    """The same where pairs were recorded: log ratios of two copies, one array a pair of processes.
+
+    A series draws for every block the pairs of one recorded block as its candidate and those of
+    another as its control, in either direction.
+    """
+    generator = np.random.default_rng(seed)
+
+    def block() -> Floats:
+        chosen = ratios[int(generator.integers(len(ratios)))]
+        return np.asarray(generator.choice(chosen, rule.pairs) * generator.choice([-1.0, 1.0]))
+
+    ends: list[tuple[Verdict, int]] = []
+    for _ in range(series):
+        blocks: list[Floats] = []
+        control: list[Floats] = []
+        verdict = None
+        while verdict is None:
+            blocks.append(block() + np.log1p(gain))
+            control.append(block())
+            verdict = judge(blocks, control, rule).verdict
+        ends.append((verdict, len(blocks)))
+    return _rates(ends)
+
+
+def _rates(ends: Sequence[tuple[Verdict, int]]) -> KeepRates:
     verdicts = np.array([verdict for verdict, _ in ends])
     keep = float((verdicts == Verdict.KEEP).mean())
     drop = float((verdicts == Verdict.DROP).mean())
@@ -110,7 +141,7 @@ def rocket_keep_rate(
     points = list(noise.values())
     kept = 0
     for _ in range(series):
-        processes = points[generator.integers(len(points))]
+        processes = points[int(generator.integers(len(points)))]
         base = _runs(processes, ROCKET_RUNS, generator).mean()
         other = _runs(processes, ROCKET_RUNS, generator).mean() / (1 + gain)
         kept += bool(base / other >= ROCKET_KEEPS_AT)

@@ -82,7 +82,9 @@ class RecordedMachine:
         self.cost_s = 0.0
         self.generator = np.random.default_rng([seed, 12])
 
-    def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
+    def evaluate(
+        self, bundle: Bundle, base: Bundle = BASELINE, rule: Rule | None = None
+    ) -> Outcome:
         """The outcome of a bundle against a base; adds to the cost."""
         blocks: list[Floats] = []
         control: list[Floats] = []
@@ -94,7 +96,7 @@ class RecordedMachine:
                 ratios = ratios - self._pairs(self._block(base).ratios)
             blocks.append(ratios)
             control.append(self._pairs(cell.control))
-            judgement = judge(blocks, control, self.rule)
+            judgement = judge(blocks, control, rule or self.rule)
             if judgement.verdict is not None:
                 break
         return Outcome(
@@ -108,6 +110,10 @@ class RecordedMachine:
             upper=judgement.upper,
             cost_s=self.cost_s - before,
         )
+
+    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
+        """The outcome with twice the restarts."""
+        return self.evaluate(bundle, base, self.rule.patient)
 
     def mean_of_three(self, bundle: Bundle) -> float:
         """Mean seconds of a few runs of one process, as ROCKET measures."""
@@ -145,7 +151,7 @@ def replay(table: Table, planner: str, rule: Rule, trials: int, seed: int) -> Re
     searched = progress.best.bundle if progress.best else BASELINE
     stack = BASELINE
     if progress.best:
-        final = finish(searched, machine.evaluate, _in_table(table), rule.threshold)
+        final = finish(searched, machine.confirm, _in_table(table), rule.threshold)
         stack = final.stack if final.proven else BASELINE
     near = [cost for cost, bundle in marks if known[bundle] >= best + math.log(NEAR)]
     return Replay(
@@ -212,10 +218,15 @@ def _in_table(table: Table) -> Callable[[Bundle], bool]:
     return lambda bundle: bundle in table or bundle == BASELINE
 
 
-def candidate_noise(table: Table) -> dict[str, list[Floats]]:
-    """Raw times of the two baseline copies by block: recorded noise of identical programs."""
-    processes: list[Floats] = []
-    for cells in table.values():
-        for cell in cells:
-            processes += [cell.seconds["base"], cell.seconds["control"]]
-    return {"baseline copies": processes}
+def control_ratios(table: Table) -> list[Floats]:
+    """Log ratios of the two copies of the baseline, one array a block: noise of one program."""
+    return [cell.control for cells in table.values() for cell in cells]
+
+
+def copies(table: Table) -> dict[str, list[Floats]]:
+    """Raw times of the two copies, by bundle and block that they ran beside."""
+    return {
+        f"{bundle}, block {index}": [cell.seconds["base"], cell.seconds["control"]]
+        for bundle, cells in table.items()
+        for index, cell in enumerate(cells)
+    }

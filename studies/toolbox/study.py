@@ -203,7 +203,7 @@ def _final(
         return None
     return finish(
         progress.best.bundle,
-        evaluator.evaluate,
+        evaluator.confirm,
         lambda bundle: not space.why_illegal(bundle),
         request.threshold,
     )

@@ -14,6 +14,7 @@ from scipy import stats
 
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.search import Progress, Suggestion
+from studies.toolbox.tools import TOOLBOX
 
 Floats = NDArray[np.float64]
 
@@ -27,9 +28,16 @@ NEW_SETTINGS = 2
 """Settings never measured before that a suggestion may hold: two, to see pairs that only work
 together, and no more, so that a failure has a culprit."""
 
+PREPARING_COST = 5.0
+"""Cost of bundles that compile or tune over that of others, before any is known (measured on a
+CPU: 2 to 9)."""
+COST_POWER = 0.5
+"""Weight of cost: 0 counts trials, 1 counts seconds (expected improvement per second, Snoek 2012,
+section 3.2); a half serves both."""
+
 
 class AcquisitionPlanner:
-    """Suggests the open bundle with the highest expected improvement over the best mean so far."""
+    """Suggests the open bundle with the highest expected improvement for its cost."""
 
     name = "acquisition"
 
@@ -41,7 +49,7 @@ class AcquisitionPlanner:
         mean, sd = posterior(progress, bundles)
         timed = [o.log_ratio for o in progress.outcomes.values() if o.log_ratio is not None]
         gain = expected_improvement(mean, sd, max([0.0, *timed]))
-        at = int(np.argmax(gain))
+        at = int(np.argmax(gain / expected_cost(progress, bundles) ** COST_POWER))
         low, high = np.expm1(mean[at] - sd[at]), np.expm1(mean[at] + sd[at])
         return Suggestion(
             bundles[at],
@@ -90,6 +98,24 @@ def posterior(progress: Progress, bundles: list[Bundle]) -> tuple[Floats, Floats
     )
     variance = prior - (cross * solved[:, 1:].T).sum(axis=1)
     return cross @ solved[:, 0], np.sqrt(np.clip(variance, 1e-12, None))
+
+
+def expected_cost(progress: Progress, bundles: list[Bundle]) -> Floats:
+    """Cost of evaluating bundles in units of those that prepare nothing: means of what was seen."""
+    seen: dict[bool, list[float]] = {False: [], True: []}
+    for outcome in progress.outcomes.values():
+        if outcome.log_ratio is not None:
+            seen[prepares(outcome.bundle)].append(outcome.cost_s)
+    ratio = PREPARING_COST
+    if seen[True] and seen[False]:
+        usual = max(float(np.mean(seen[False])), 1e-9)
+        ratio = max(float(np.mean(seen[True])) / usual, 1.0)
+    return np.array([ratio if prepares(bundle) else 1.0 for bundle in bundles])
+
+
+def prepares(bundle: Bundle) -> bool:
+    """Whether a tool of the bundle compiles or tunes."""
+    return any(tool in TOOLBOX and TOOLBOX[tool].prepares for tool, _ in bundle)
 
 
 def expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:

@@ -41,6 +41,8 @@ class Tool(ABC):
 
     name: ClassVar[str]
     settings: ClassVar[tuple[str, ...]]
+    prepares: ClassVar[bool] = False
+    """Whether its first runs compile or tune, which costs far more than running."""
 
     def lossless(self, setting: str) -> bool:  # noqa: ARG002
         """Whether outputs stay the same but for rounding; others need a budget of the user."""

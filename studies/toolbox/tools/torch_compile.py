@@ -21,6 +21,7 @@ class TorchCompile(Tool):
 
     name = "torch_compile"
     settings = ("default", "fixed-shapes", *_GRAPHS)
+    prepares = True
 
     def unavailable(self, setting: str, host: Host, work: Generation) -> str:  # noqa: ARG002
         """Needs a compiler; graph modes need a GPU."""

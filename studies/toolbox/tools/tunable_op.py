@@ -19,6 +19,7 @@ class TunableOp(Tool):
 
     name = "tunable_op"
     settings = ("tune", "hipblaslt")
+    prepares = True
 
     def unavailable(self, setting: str, host: Host, work: Generation) -> str:  # noqa: ARG002
         """ROCm only."""

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from specs.errors import InputError
 from studies.toolbox.decision import Rule, estimate, judge, log_ratios
-from studies.toolbox.noise import keep_rates, null_knob, read_null_knob, rocket_keep_rate
+from studies.toolbox.factorial import read_table, shipped_table
+from studies.toolbox.noise import (
+    keep_rates,
+    null_knob,
+    paired_keep_rates,
+    read_null_knob,
+    rocket_keep_rate,
+)
+from studies.toolbox.replay import control_ratios
 from studies.toolbox.rocket import judge_trace, published_trace
 from studies.toolbox.verdicts import Verdict
 
@@ -44,6 +52,11 @@ def test_a_copy_is_not_kept_under_normal_noise_between_and_within_processes(sd: 
     ]
     rates = keep_rates({"all": processes}, 0.0, Rule(), SERIES, seed=4)
     assert rates.keep <= 0.05
+
+
+def test_a_copy_is_not_kept_on_the_noise_of_a_busy_cpu() -> None:
+    pairs = control_ratios(read_table(shipped_table(), "cpu_s"))
+    assert paired_keep_rates(pairs, 0.0, Rule(), SERIES, seed=11).keep <= 0.05
 
 
 def test_a_gain_at_the_threshold_is_kept_no_more_often_than_promised() -> None:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from specs.errors import InputError
 from studies.toolbox.bundle import BASELINE, OFF, Bundle
 from studies.toolbox.decision import Rule
-from studies.toolbox.factorial import read_table
+from studies.toolbox.factorial import read_table, shipped_table
 from studies.toolbox.planners import PLANNERS, make_planner
-from studies.toolbox.planners.acquisition import kernel, posterior
+from studies.toolbox.planners.acquisition import expected_cost, kernel, posterior
 from studies.toolbox.replay import ROCKET, replay, score, truth
 from studies.toolbox.runtime import Host
 from studies.toolbox.search import Progress, Suggestion, finish, spend
@@ -265,3 +265,26 @@ def test_suggestions_say_why() -> None:
         made = make_planner(planner, 0, THRESHOLD).suggest(Progress(bundles()))
         assert isinstance(made, Suggestion)
         assert made.reason
+
+
+def test_the_shipped_factorial_has_interactions_that_greedy_misses() -> None:
+    measured = read_table(shipped_table(), "cpu_s")
+    known = truth(measured)
+    best = max(known, key=lambda bundle: known[bundle])
+    pair = Bundle.of({"dtype_cast": "bfloat16", "torch_compile": "default"})
+    alone = sum(known[Bundle((part,))] for part in pair)
+    assert abs(known[pair] - alone) > math.log(1.1)
+    acquisition = score(measured, "acquisition", Rule(), 12, 5, lambda _steps: None)
+    greedy = score(measured, "greedy", Rule(), 12, 5, lambda _steps: None)
+    assert acquisition.regret < 0.05 < greedy.regret
+    assert best in measured
+
+
+def test_costly_bundles_wait() -> None:
+    cheap, costly = Bundle.of({"dtype_cast": "bfloat16"}), Bundle.of({"torch_compile": "default"})
+    unknown = expected_cost(Progress(bundles()), [cheap, costly])
+    assert unknown[1] > unknown[0] == 1
+    known = Progress(
+        bundles(), {cheap: outcome(cheap, cost_s=1), costly: outcome(costly, cost_s=9)}
+    )
+    assert expected_cost(known, [cheap, costly])[1] == pytest.approx(9)
