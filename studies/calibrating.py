@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specs.errors import InputError
 from specs.runs import RunTable
-from surrogate.calibration import Calibration, read_calibration
+from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
 from surrogate.learned import Learned, shipped
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ def calibrate(table: RunTable, source: Path, fit_date: str) -> tuple[Calibration
         fit_date: ISO date to write into the file.
 
     Raises:
-        InputError: no run has a throughput to learn from.
+        InputError: no run has a throughput to learn from, or one that is possible.
     """
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
     if not len(used):
@@ -53,6 +53,14 @@ def calibrate(table: RunTable, source: Path, fit_date: str) -> tuple[Calibration
             "config, must be stated."
         )
     calibration = shipped().calibrated(used).calibration
+    impossible = np.abs(calibration.errors) > LARGEST_LOG_ERROR
+    skipped = [refusal._asdict() for refusal in table.refused]
+    skipped += [_impossible(used, calibration, int(row)) for row in np.flatnonzero(impossible)]
+    if impossible.all():
+        raise InputError(f"{source} has no run to calibrate with: {skipped[-1]['reason']}.")
+    if impossible.any():
+        used = used.take(np.flatnonzero(~impossible))
+        calibration = shipped().calibrated(used).calibration
     report = report_of(calibration, used)
     about = {
         "fitted_on": str(source),
@@ -61,8 +69,18 @@ def calibrate(table: RunTable, source: Path, fit_date: str) -> tuple[Calibration
         "before": report["before"],
         "after": report["after"],
     }
-    skipped = [refusal._asdict() for refusal in table.refused]
     return replace(calibration, about=about), {**report, "skipped": skipped}
+
+
+def _impossible(used: RunTable, calibration: Calibration, row: int) -> dict[str, Any]:
+    """The refusal of a run whose throughput cannot be that of its config."""
+    measured = float(used.tokens_per_s_per_gpu[row])
+    projected = measured / float(np.exp(calibration.errors[row]))
+    reason = (
+        f"{measured:.3g} tokens/s/GPU were measured where {projected:.3g} are projected; "
+        "check the unit and the config"
+    )
+    return {"row": int(used.row[row]), "run_id": str(used.run_id[row]), "reason": reason}
 
 
 def report_of(calibration: Calibration, used: RunTable) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.choices import MoeDispatcher, Precision
 from specs.errors import InputError
@@ -36,6 +36,9 @@ MOE_FACTOR = 1.5
 """Errors of MoE runs vary this much more than those of dense runs, on Folds left out."""
 NOISE_SD, MOE_NOISE_FACTOR = 0.025, 2.5
 """Scatter of runs with equal stated layout, dense, and how much more it is for MoE models."""
+LARGEST_LOG_ERROR = 3.0
+"""A run this far from its projection (a factor of 20) was measured in another unit, or is of
+another job (assumed: the physics is never that wrong where it is worth correcting)."""
 SMALLEST_CONSTANT_SD = 0.1
 """A constant may be at least this different on a GPU and framework of its own (log sd)."""
 
@@ -367,24 +370,28 @@ def constant_slopes(cases: Cases, constants: TimeConstants) -> Floats:
     return slopes
 
 
+_LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
+_Coordinate = Annotated[float, Field(gt=-1e6, lt=1e6)]
+
+
 class _Run(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     run_id: str
-    log_error: float
+    log_error: _LogError
     labels: dict[str, str]
-    point: list[float]
-    slopes: list[float]
+    point: list[_Coordinate]
+    slopes: list[_Coordinate]
 
 
 class _File(BaseModel):
     """Schema of a calibration file; other keys say what it was fitted on."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     schema_version: Literal[1]
-    bias: float
-    bias_sd: float
+    bias: _LogError
+    bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
     features: list[str]
     constants: list[str]
     runs: list[_Run]

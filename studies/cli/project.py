@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,7 @@ def project_command(
 ) -> None:
     """Memory and throughput of one config before it is run, or of every row of a table."""
     from specs.errors import InputError
+    from studies.calibrating import calibrated_by
     from studies.cli.project_runs import project_runs
     from studies.inputs import resolve
     from studies.oracles import projection
@@ -69,7 +71,11 @@ def project_command(
         assert runs is not None
         project_runs(output, runs, models, csv, calibration)
         return
+    if csv is not None or models is not None:
+        raise InputError("--csv and --models belong to project --runs R.csv; leave them out.")
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
+    if calibration is not None:
+        job = replace(job, learned=calibrated_by(calibration))
     reasons = job.why_illegal(job.baseline)
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")

@@ -142,6 +142,8 @@ def test_a_table_without_results_validates_to_nothing(
     [
         ["project"],
         ["project", "x.yaml", "--runs", "x.csv"],
+        ["project", "mixtral_8x22b_mi355x", "--csv", "x.csv"],
+        ["project", "mixtral_8x22b_mi355x", "--calibration", "missing.json"],
         ["project", "--runs", "missing.csv", "--csv", "o.csv"],
         ["project", "--runs", "missing.csv"],
         ["validate", "missing.csv"],
@@ -167,3 +169,59 @@ def test_runs_without_throughput_cannot_calibrate(
     code = call(["calibrate", "--runs", str(runs), "--models", models, "--out", "c.json"])
     assert code == 2
     assert "no run to calibrate with" in capsys.readouterr().err
+
+
+def test_a_calibration_moves_the_projection_of_a_single_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["project", "llama3.1_70b_mi300x", "--json"]
+    assert call(command) == 0
+    before = json.loads(capsys.readouterr().out)
+    config, job = before["config"], before["workload"]
+    projected = before["throughput"]["tokens_per_s_per_gpu"]
+    row = {
+        "run_id": "a", "source": "me", "gpu": "MI300X", "gpus_per_node": 8,
+        "num_gpus": before["cluster"]["num_gpus"], "framework": before["stack"]["framework"],
+        "model": job["model"], "seq_len": job["seq_len"], "gbs": job["global_batch_size"],
+        **{name: config[name] for name in ("precision", "mbs", "tp", "pp", "cp", "recompute")},
+        "tokens_per_s_per_gpu": 0.8 * projected,
+    }  # fmt: skip
+    runs, out = tmp_path / "runs.csv", tmp_path / "c.json"
+    runs.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    assert call(["calibrate", "--runs", str(runs), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert call([*command, "--calibration", str(out)]) == 0
+    after = json.loads(capsys.readouterr().out)["throughput"]
+    assert 0.75 * projected < after["tokens_per_s_per_gpu"] < 0.95 * projected
+    assert after["trust"] == "calibrated"
+
+
+def test_a_run_that_cannot_be_is_not_learned_from(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, out = str(tmp_path / "models.json"), tmp_path / "c.json"
+    command = ["calibrate", "--runs", str(runs), "--models", models, "--out", str(out), "--json"]
+    runs.write_text(runs.read_text().replace(",none,900,", ",none,9e8,"))
+    assert call(command) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["runs"] == 3
+    assert "check the unit" in next(s["reason"] for s in content["skipped"] if s["run_id"] == "a")
+    rows = runs.read_text().splitlines()
+    runs.write_text("\n".join(rows[:2]) + "\n")
+    assert call(command) == 2
+    assert "check the unit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bias", float("nan")), ("bias", 1e300), ("bias_sd", 1e300), ("bias_sd", -1.0)],
+)
+def test_a_calibration_with_impossible_numbers_is_refused(
+    field: str, value: float, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, out = str(tmp_path / "models.json"), tmp_path / "c.json"
+    assert call(["calibrate", "--runs", str(runs), "--models", models, "--out", str(out)]) == 0
+    out.write_text(json.dumps(json.loads(out.read_text()) | {field: value}))
+    capsys.readouterr()
+    assert call(["validate", str(runs), "--models", models, "--calibration", str(out)]) == 2
+    assert field in capsys.readouterr().err
