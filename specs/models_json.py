@@ -75,13 +75,14 @@ def models_json(path: Path) -> ModelsFile:
     """Reads a ``models.json``.
 
     Raises:
-        InputError: the file is no JSON object of objects.
+        InputError: the file is no JSON object.
     """
     file = ModelsFile({}, {}, {}, str(path))
     for name, fields in read_json(path).items():
-        if not isinstance(fields, Mapping):
-            raise InputError(f"{path}: {name} holds no fields; write an object of dimensions.")
-        _add(file, name, fields)
+        if isinstance(fields, Mapping):
+            _add(file, name, fields)
+        else:
+            file.unsupported[name] = "holds no fields; write an object of dimensions"
     return file
 
 
@@ -109,7 +110,7 @@ def _add(file: ModelsFile, name: str, stated: Mapping[str, Any]) -> None:
         fields = {**known.model_dump(), **given}
         filled = [key for key in _REQUIRED if key not in given]
         note = f"{' and '.join(filled)} from the catalog" if filled else ""
-    if missing := [key for key in _REQUIRED if fields.get(key) is None]:
+    if missing := [*_missing(fields), *(_implied(stated) if known is None else ())]:
         file.unsupported[name] = f"lacks {' and '.join(missing)}"
         return
     if fields.get("tied_embeddings") is None:
@@ -126,6 +127,18 @@ def _add(file: ModelsFile, name: str, stated: Mapping[str, Any]) -> None:
         return
     if note:
         file.notes[name] = note
+
+
+def _missing(fields: Mapping[str, Any]) -> list[str]:
+    """Dimensions without which no model is projected."""
+    return [key for key in _REQUIRED if fields.get(key) is None]
+
+
+def _implied(stated: Mapping[str, Any]) -> list[str]:
+    """Dimensions that others call for: without them the model would be taken for a simpler one."""
+    experts = any(stated.get(key) for key in ("moe_topk", "moe_ffn_hidden_size"))
+    implied = {"num_experts": experts, "mla": stated.get("attention") == "mla"}
+    return [key for key, needed in implied.items() if needed and not stated.get(key)]
 
 
 def _foreign(name: str, stated: Mapping[str, Any]) -> str:

@@ -62,6 +62,8 @@ def test_mla_and_moe_fields(tmp_path: Path) -> None:
         ({"attention": "dsa"}, "dsa"),
         ({"num_query_groups": 3}, "multiple"),
         ({"num_experts": 8, "moe_topk": 9, "moe_ffn_hidden_size": 8}, "moe_topk"),
+        ({"moe_topk": 2, "moe_ffn_hidden_size": 8}, "lacks num_experts"),
+        ({"attention": "mla"}, "lacks mla"),
     ],
 )
 def test_why_a_model_is_not_projected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -69,6 +71,13 @@ def test_why_a_model_is_not_projected(tmp_path: Path, change: dict[str, Any], me
     assert file.models == {}
     with pytest.raises(InputError, match=message):
         file.find("new")
+
+
+def test_one_empty_entry_does_not_spoil_the_others(tmp_path: Path) -> None:
+    file = models_json(_write(tmp_path, new=DENSE, empty=None))
+    assert file.find("new").num_layers == 4
+    with pytest.raises(InputError, match="holds no fields"):
+        file.find("empty")
 
 
 def test_the_catalog_fills_only_models_of_the_same_shape(tmp_path: Path) -> None:
