@@ -63,7 +63,13 @@ def bench_toolbox_command(
         measure_table(measure, table, blocks, output.progress)
     content = bench_toolbox(table or shipped_table(), trace, clock, trials, seeds, output.progress)
     if as_json:
-        plain = {name: [asdict(item) for item in content[name]] for name in ("trace", "planners")}
+        plain = {
+            "trace": [asdict(step) for step in content["trace"]],
+            "planners": {
+                noise: [asdict(one) for one in scores]
+                for noise, scores in content["planners"].items()
+            },
+        }
         output.result(content | plain)
         return
     output.table(
@@ -75,7 +81,8 @@ def bench_toolbox_command(
         ],
     )
     output.table(
-        f"published trace: {content['stands']} of {len(content['trace'])} decisions stand",
+        f"published trace: {content['stands']} of {len(content['trace'])} decisions stand, "
+        f"{content['idle']} measured nothing",
         ("tool", "ratio", "its verdict", "our verdict", "at least"),
         [
             (
@@ -94,20 +101,22 @@ def bench_toolbox_command(
         f"factorial: {content['bundles']} bundles, {clock}; best {best['bundle']}: "
         f"{best['ratio']:.3f} times the baseline",
     )
-    output.table(
-        f"planners replayed: {trials} trials, {seeds} seeds",
-        (
-            "planner", "regret", "worst", "before finish", "95% found", "s to 95%", "s in all",
-            "false keeps", "useless tools",
-        ),
-        [
+    for noise, scores in content["planners"].items():
+        output.table(
+            f"planners replayed with {noise}: {trials} trials, {seeds} seeds",
             (
-                s.planner, f"{s.regret:.1%}", f"{s.worst_regret:.1%}", f"{s.searched_regret:.1%}",
-                f"{s.found:.0%}", s.near_s, s.cost_s, f"{s.false_keep_rate:.1%}", s.useless_tools,
-            )
-            for s in content["planners"]
-        ],
-    )  # fmt: skip
+                "planner", "regret", "worst", "before finish", "95% found", "s to 95%", "s in all",
+                "false keeps", "useless tools",
+            ),
+            [
+                (
+                    s.planner, f"{s.regret:.1%}", f"{s.worst_regret:.1%}",
+                    f"{s.searched_regret:.1%}", f"{s.found:.0%}", s.near_s, s.cost_s,
+                    f"{s.false_keep_rate:.1%}", s.useless_tools,
+                )
+                for s in scores
+            ],
+        )  # fmt: skip
     output.say(
         "regret: share of the best bundle's speed that the final stack lacks; false keeps: share "
         "of keep verdicts on bundles that are truly below the threshold."

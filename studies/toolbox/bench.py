@@ -27,6 +27,7 @@ from studies.toolbox.rocket import judge_trace, published_trace
 from studies.toolbox.runtime import Host
 from studies.toolbox.space import ToolSpace
 from studies.toolbox.study import check_torch, launch_of
+from studies.toolbox.verdicts import Verdict
 from studies.training import Progress
 
 SERIES = 1000
@@ -44,25 +45,30 @@ def bench_toolbox(
     seeds: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Everything the benchmark finds; ``planners`` and ``trace`` hold dataclasses.
+    """Everything the benchmark finds; ``planners`` (by noise) and ``trace`` hold dataclasses.
 
     Raises:
         InputError: a file cannot be read.
     """
     measured, rule = read_table(table, clock), Rule()
     names = (*PLANNERS, ROCKET)
-    with progress("replaying", len(names) * seeds) as advance:
-        planners = [
-            score(
-                measured,
-                name,
-                rule,
-                len(measured) if name == "exhaustive" else trials,
-                seeds if name != "exhaustive" else max(seeds // 10, 1),
-                advance,
-            )
-            for name in names
-        ]
+    noises = {"a quiet GPU (MI300X null knob)": null_knob(), f"its own noise, {clock}": None}
+    with progress("replaying", len(noises) * len(names) * seeds) as advance:
+        planners = {
+            noise: [
+                score(
+                    measured,
+                    name,
+                    rule,
+                    len(measured) if name == "exhaustive" else trials,
+                    seeds,
+                    advance,
+                    recorded,
+                )
+                for name in names
+            ]
+            for noise, recorded in noises.items()
+        }
     steps = judge_trace(trace or published_trace(), rule)
     known = truth(measured)
     best = max(known, key=lambda bundle: known[bundle])
@@ -70,6 +76,7 @@ def bench_toolbox(
         "rules": _rules(rule, measured, clock),
         "trace": steps,
         "stands": sum(step.stands for step in steps),
+        "idle": sum(step.verdict is Verdict.NO_EFFECT for step in steps),
         "bundles": len(known),
         "best": {"bundle": str(best), "ratio": math.exp(known[best])},
         "planners": planners,

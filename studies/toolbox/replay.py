@@ -1,19 +1,20 @@
 """Planners replayed on a measured factorial: what they find, what it costs, what they keep wrongly.
 
-An evaluation resamples the recorded blocks and the pairs in them, so every replay sees the noise of
-the machine that was measured; truth is the median over all recorded blocks.
+Truth is the median over all recorded blocks. An evaluation resamples the recorded blocks and the
+pairs in them, so it sees the noise of the machine that was measured; or it adds to the truth noise
+that was recorded elsewhere, on a quiet machine say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from studies.toolbox.bundle import BASELINE, Bundle
-from studies.toolbox.decision import Floats, Rule, judge
+from studies.toolbox.decision import Floats, Rule, judge, log_ratios
 from studies.toolbox.factorial import Cell, Table
 from studies.toolbox.noise import ROCKET_KEEPS_AT, ROCKET_RUNS
 from studies.toolbox.planners import make_planner
@@ -21,6 +22,8 @@ from studies.toolbox.planners.fixed_order import ORDER
 from studies.toolbox.search import Progress, Suggestion, finish, spend
 from studies.toolbox.verdicts import Outcome, Verdict
 
+Noise = Mapping[str, Sequence[Floats]]
+"""Raw times of processes of one program, by operating point."""
 ROCKET = "rocket"
 """Its order and its rule: the mean of 3 runs at 1.02, keep for ever, nothing measured again."""
 NEAR = 0.95
@@ -74,13 +77,15 @@ def truth(table: Table) -> dict[Bundle, float]:
 
 
 class RecordedMachine:
-    """Evaluates bundles by resampling a table."""
+    """Evaluates bundles by resampling a table, or by its truth with noise recorded elsewhere."""
 
-    def __init__(self, table: Table, rule: Rule, seed: int) -> None:
+    def __init__(self, table: Table, rule: Rule, seed: int, noise: Noise | None = None) -> None:
         self.table = table
         self.rule = rule
         self.cost_s = 0.0
         self.generator = np.random.default_rng([seed, 12])
+        self._known = truth(table)
+        self._points = list(noise.values()) if noise else []
 
     def evaluate(
         self, bundle: Bundle, base: Bundle = BASELINE, rule: Rule | None = None
@@ -90,12 +95,9 @@ class RecordedMachine:
         control: list[Floats] = []
         before = self.cost_s
         while True:
-            cell = self._block(bundle)
-            ratios = self._pairs(cell.ratios)
-            if base != BASELINE:
-                ratios = ratios - self._pairs(self._block(base).ratios)
+            ratios, copies = self._quiet(bundle, base) if self._points else self._own(bundle, base)
             blocks.append(ratios)
-            control.append(self._pairs(cell.control))
+            control.append(copies)
             judgement = judge(blocks, control, rule or self.rule)
             if judgement.verdict is not None:
                 break
@@ -111,15 +113,41 @@ class RecordedMachine:
             cost_s=self.cost_s - before,
         )
 
-    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
-        """The outcome with twice the restarts."""
-        return self.evaluate(bundle, base, self.rule.patient)
+    def _own(self, bundle: Bundle, base: Bundle) -> tuple[Floats, Floats]:
+        """Log ratios of a candidate and of the control in one recorded block."""
+        cell = self._block(bundle)
+        ratios = self._pairs(cell.ratios)
+        if base != BASELINE:
+            ratios = ratios - self._pairs(self._block(base).ratios)
+        return ratios, self._pairs(cell.control)
+
+    def _quiet(self, bundle: Bundle, base: Bundle) -> tuple[Floats, Floats]:
+        """The same from the truth and three processes of one program recorded elsewhere."""
+        self._block(bundle)
+        if base != BASELINE:
+            self._block(base)
+        processes = self._points[int(self.generator.integers(len(self._points)))]
+        chosen = self.generator.integers(len(processes), size=3)
+        first, second, third = (
+            self.generator.choice(processes[int(index)], self.rule.pairs) for index in chosen
+        )
+        gain = self._known[bundle] - self._known[base]
+        return log_ratios(first, third) + gain, log_ratios(first, second)
 
     def mean_of_three(self, bundle: Bundle) -> float:
         """Mean seconds of a few runs of one process, as ROCKET measures."""
-        cell = self._block(bundle) if bundle != BASELINE else self._block(next(iter(self.table)))
+        cell = self._block(bundle if bundle != BASELINE else next(iter(self.table)))
+        if self._points:
+            processes = self._points[int(self.generator.integers(len(self._points)))]
+            process = processes[int(self.generator.integers(len(processes)))]
+            runs = self.generator.choice(process / process.mean(), ROCKET_RUNS)
+            return float(runs.mean()) * math.exp(-self._known[bundle])
         arm = "candidate" if bundle != BASELINE else "base"
         return float(self.generator.choice(cell.seconds[arm], ROCKET_RUNS).mean())
+
+    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
+        """The outcome with twice the restarts."""
+        return self.evaluate(bundle, base, self.rule.patient)
 
     def _block(self, bundle: Bundle) -> Cell:
         cells = self.table[bundle]
@@ -131,9 +159,11 @@ class RecordedMachine:
         return self.generator.choice(ratios, self.rule.pairs)
 
 
-def replay(table: Table, planner: str, rule: Rule, trials: int, seed: int) -> Replay:
+def replay(
+    table: Table, planner: str, rule: Rule, trials: int, seed: int, noise: Noise | None = None
+) -> Replay:
     """One replay of a planner with a budget of trials."""
-    machine = RecordedMachine(table, rule, seed)
+    machine = RecordedMachine(table, rule, seed, noise)
     known = truth(table)
     best = max(known.values())
     if planner == ROCKET:
@@ -148,9 +178,9 @@ def replay(table: Table, planner: str, rule: Rule, trials: int, seed: int) -> Re
         return outcome
 
     spend(make_planner(planner, seed, rule.threshold), progress, evaluate, trials)
-    searched = progress.best.bundle if progress.best else BASELINE
+    searched = progress.contender.bundle if progress.contender else BASELINE
     stack = BASELINE
-    if progress.best:
+    if progress.contender:
         final = finish(searched, machine.confirm, _in_table(table), rule.threshold)
         stack = final.stack if final.proven else BASELINE
     near = [cost for cost, bundle in marks if known[bundle] >= best + math.log(NEAR)]
@@ -193,12 +223,18 @@ def _rocket(machine: RecordedMachine, known: dict[Bundle, float], best: float) -
 
 
 def score(
-    table: Table, planner: str, rule: Rule, trials: int, seeds: int, advance: Callable[[int], None]
+    table: Table,
+    planner: str,
+    rule: Rule,
+    trials: int,
+    seeds: int,
+    advance: Callable[[int], None],
+    noise: Noise | None = None,
 ) -> PlannerScore:
     """A planner over many seeds."""
     found = []
     for seed in range(seeds):
-        found.append(replay(table, planner, rule, trials, seed))
+        found.append(replay(table, planner, rule, trials, seed, noise))
         advance(1)
     near = [one.near_s for one in found if one.near_s is not None]
     return PlannerScore(

@@ -204,7 +204,10 @@ def matmul_changed(model: Any) -> bool:
         return False
     shapes: dict[tuple[int, int, bool], Any] = {}
     for module in model.modules():
-        if type(module) is torch.nn.Linear and module.weight.dtype == torch.float32:
+        int8 = bool(getattr(module, "multiplies_int8", False))
+        held = module.scale if int8 else getattr(module, "weight", None)
+        linear = int8 or type(module) is torch.nn.Linear
+        if linear and held is not None and held.dtype == torch.float32:
             shapes.setdefault((*module.weight.shape, module.bias is not None), module)
     changed = False
     with torch.inference_mode():

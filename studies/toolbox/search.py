@@ -50,6 +50,17 @@ class Progress:
         kept = [o for o in self.outcomes.values() if o.verdict is Verdict.KEEP]
         return max(kept, key=lambda outcome: outcome.log_ratio or 0.0, default=None)
 
+    @property
+    def contender(self) -> Outcome | None:
+        """What is worth confirming: the best kept bundle, else the best that noise left open."""
+        unsettled = (Verdict.NOISY, Verdict.INCONCLUSIVE)
+        hopeful = [
+            outcome
+            for outcome in self.outcomes.values()
+            if outcome.verdict in unsettled and (outcome.log_ratio or 0.0) > 0
+        ]
+        return self.best or max(hopeful, key=lambda o: o.log_ratio or 0.0, default=None)
+
 
 def _bad_parts(bundle: Bundle, outcome: Outcome) -> list[Bundle]:
     """The parts of a bundle that its outcome condemns wherever they occur."""

@@ -199,10 +199,10 @@ def _final(
     request: Request, evaluator: Evaluator, space: ToolSpace, progress: Progress
 ) -> FinalStack | None:
     """The best bundle measured again as a whole and tool by tool."""
-    if progress.best is None:
+    if progress.contender is None:
         return None
     return finish(
-        progress.best.bundle,
+        progress.contender.bundle,
         evaluator.confirm,
         lambda bundle: not space.why_illegal(bundle),
         request.threshold,

@@ -19,6 +19,8 @@ class MatmulPrecision(Tool):
 
     def conflict(self, setting: str, bundle: Bundle, host: Host) -> str:  # noqa: ARG002
         """Only float32 products are concerned."""
+        if bundle.get("int8_quantisation") == "dynamic":
+            return "matmul_precision concerns float32 products and int8 layers have none"
         cast = bundle.get("dtype_cast")
         held = host.dtype if cast == "off" else cast
         if held != "float32":

@@ -18,6 +18,7 @@ from specs.errors import InputError
 from studies.toolbox.bundle import BASELINE, OFF, Bundle
 from studies.toolbox.decision import Rule
 from studies.toolbox.factorial import read_table, shipped_table
+from studies.toolbox.noise import null_knob
 from studies.toolbox.planners import PLANNERS, make_planner
 from studies.toolbox.planners.acquisition import expected_cost, kernel, posterior
 from studies.toolbox.replay import ROCKET, replay, score, truth
@@ -132,6 +133,13 @@ def test_what_changed_nothing_or_is_wrong_is_not_tried_in_larger_bundles() -> No
     progress = searched("exhaustive", 100, evaluate)
     assert sum("dtype_cast" in bundle for bundle in progress.outcomes) == 1
     assert sum(b.get("sdpa_attention") == "eager" for b in progress.outcomes) == 1
+
+
+def test_where_noise_left_all_open_the_most_promising_is_confirmed() -> None:
+    progress = Progress(bundles(), {b: outcome(b, verdict=Verdict.NOISY) for b in bundles()})
+    assert progress.best is None
+    assert progress.contender is not None
+    assert progress.contender.bundle == BEST
 
 
 def test_compiling_that_fails_alone_is_tried_in_company() -> None:
@@ -274,8 +282,9 @@ def test_the_shipped_factorial_has_interactions_that_greedy_misses() -> None:
     pair = Bundle.of({"dtype_cast": "bfloat16", "torch_compile": "default"})
     alone = sum(known[Bundle((part,))] for part in pair)
     assert abs(known[pair] - alone) > math.log(1.1)
-    acquisition = score(measured, "acquisition", Rule(), 12, 5, lambda _steps: None)
-    greedy = score(measured, "greedy", Rule(), 12, 5, lambda _steps: None)
+    quiet = null_knob()
+    acquisition = score(measured, "acquisition", Rule(), 12, 5, lambda _steps: None, quiet)
+    greedy = score(measured, "greedy", Rule(), 12, 5, lambda _steps: None, quiet)
     assert acquisition.regret < 0.05 < greedy.regret
     assert best in measured
 
