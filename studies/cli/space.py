@@ -133,23 +133,29 @@ def space_json(space: Space) -> dict[str, Any]:
 def why_not_in(job: Job, space: Space, asked: dict[str, str]) -> dict[str, Any]:
     """Why the baseline with these changes (and what they entail) is not in the space.
 
+    ``compared`` says of a legal one whether it fits, and how fast it is against a legal baseline.
+
     Raises:
         InputError: an axis or a value does not exist.
     """
     from search.companions import with_companions
     from specs.config import AXES
     from specs.errors import InputError
+    from studies.explanation import why_not
 
     unknown = [name for name in asked if name not in AXES]
     if unknown:
         raise InputError(f"--why: there is no axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
     changes = {name: AXES[name].parse(text) for name, text in asked.items()}
     config = with_companions(job.baseline, changes)
+    illegal = job.why_illegal(config)
+    comparable = not illegal and not job.why_illegal(job.baseline)
     return {
         "config": config.as_labels(),
         "followed": _followed(job.baseline, config, changes),
-        "illegal": job.why_illegal(config),
+        "illegal": illegal,
         "outside": _outside(space, config),
+        "compared": why_not(job, job.baseline, asked).sentences if comparable else (),
     }
 
 
@@ -186,7 +192,9 @@ def show_space(output: Output, space: Space) -> None:
             continue
         shown = [f"{_short(value)}: {count:,}" for value, count in list(counts.items())[:8]]
         more = [f"{len(counts) - 8} more"] if len(counts) > 8 else []
-        rows.append((name, "pinned" if name in space.narrowed else "", ", ".join(shown + more)))
+        narrowed = "pinned" if len(counts) == 1 else "narrowed"
+        mark = narrowed if name in space.narrowed else ""
+        rows.append((name, mark, ", ".join(shown + more)))
     output.table("", ("axis", "", "value: legal configs"), rows)
     output.say("", f"one value: {', '.join(held)}")
 
@@ -201,12 +209,12 @@ _WIDEST = 32
 
 
 def show_answer(output: Output, answer: dict[str, Any]) -> None:
-    """Prints why a config is illegal or not in the space."""
+    """Prints why a config is illegal, not in the space, too big or slower than the baseline."""
     if answer["followed"]:
         followed = ", ".join(f"{name}={value}" for name, value in answer["followed"].items())
         output.say("", f"with it goes {followed}")
     if answer["illegal"]:
         output.say("illegal:", *(f"  {sentence}" for sentence in answer["illegal"]))
     else:
-        output.say("legal")
+        output.say("legal", *(f"  {sentence}" for sentence in answer["compared"]))
     output.say(*(f"  {sentence}" for sentence in answer["outside"]))

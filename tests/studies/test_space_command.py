@@ -82,8 +82,22 @@ def test_why(mixtral: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = _json(capsys, *on, "--why", "schedule=zbv")["why"]
     assert answer["illegal"] == answer["outside"] == []
     assert answer["followed"]["vpp"] == 2
+    assert "tokens/s/GPU" in answer["compared"][-1]
     assert call(["space", *on, "--why", "schedule=zbv"]) == 0
     assert "with it goes vpp=2" in capsys.readouterr().out
+    answer = _json(capsys, *on, "--set", "pp=8", "--set", "gbs=512", "--why", "mbs=8")["why"]
+    assert answer["illegal"] == []
+    assert any("it does not fit" in sentence for sentence in answer["compared"])
+
+
+def test_an_axis_of_one_value_is_pinned_and_of_more_narrowed(
+    mixtral: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pins = ["--pin", "tp=1,2", "--pin", "pp=4"]
+    assert call(["space", mixtral, "--cluster", "32xMI355X", *pins]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    marks = {row[0]: row[1] for row in rows if row and row[0] in ("tp", "pp")}
+    assert marks == {"tp": "narrowed", "pp": "pinned"}
 
 
 @pytest.mark.parametrize(
