@@ -134,10 +134,11 @@ def _workload_value(name: str, value: str) -> Any:
     try:
         number = float(value) if name in ("routing_imbalance", "capacity_factor") else int(value)
     except ValueError:
-        raise InputError(f"--set {name}={value}: use a number.") from None
+        kind = "a number" if name in ("routing_imbalance", "capacity_factor") else "a whole number"
+        raise InputError(f"--set {name}={value}: use {kind}.") from None
     smallest = {"routing_imbalance": 1.0, "capacity_factor": 0.0, "lora_rank": 0}.get(name, 1)
     if not smallest <= number < 2**40:
-        raise InputError(f"--set {name}={value}: use a number of at least {smallest}.")
+        raise InputError(f"--set {name}={value}: use a number of at least {smallest}, below 2^40.")
     return number
 
 

@@ -83,6 +83,8 @@ def test_bad_files(name: str, command: str, tmp_path: Path, foretune: Callable[.
         (["tune", "STUDY", "--set", "tp=0"], "tp is 0"),
         (["tune", "STUDY", "--set", "tp=two"], "whole number"),
         (["tune", "STUDY", "--set", "seq_len=-1"], "at least 1"),
+        (["tune", "STUDY", "--set", "seq_len=1e30"], "a whole number"),
+        (["tune", "STUDY", "--set", f"gbs={10**26}"], "below 2^40"),
         (["tune", "STUDY", "--cluster", "8xMI999X"], "near names"),
         (["tune", "STUDY", "--cluster", "0xMI300X"], "0 nodes with 0 GPUs"),
         (["tune", "STUDY", "--storage", "mongodb://h/x"], "mongodb"),
