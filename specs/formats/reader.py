@@ -62,8 +62,8 @@ def _experiment(model: Any, path: Path) -> Experiment:
         baseline=TrainingConfig(),
         gpu=gpu_of_path(path),
         notes=(
-            f"a model config names no workload: seq_len {DEFAULT_SEQ_LEN} and gbs {batch} are "
-            "assumed (--set seq_len=..., --set gbs=... change them), and Megatron-LM.",
+            f"a model config names no workload: seq_len is {DEFAULT_SEQ_LEN} and gbs {batch} "
+            "unless --set seq_len=... and --set gbs=... state them; the framework is Megatron-LM.",
         ),
         source=path,
     )

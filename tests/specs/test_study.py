@@ -163,5 +163,5 @@ def test_a_model_config_states_its_assumptions(tmp_path: Path) -> None:
     path.write_text(json.dumps(LLAMA_70B))
     experiment = read_experiment(tmp_path)
     assert experiment.workload.global_batch_size == 1024
-    assert "seq_len 4096" in experiment.notes[0]
+    assert "seq_len is 4096 and gbs 1024 unless --set" in experiment.notes[0]
     assert read_experiment(path).workload == experiment.workload
