@@ -405,8 +405,12 @@ def _sequence_parallel(
 ) -> bool:
     """As stated; else on with TP where the recipes of the family switch it on."""
     text = row.get("sequence_parallel", "").lower()
+    if text in ("1", "1.0", "true", "yes", "on"):
+        return True
+    if text in ("0", "0.0", "false", "no", "off", "none"):
+        return False
     if text:
-        return text not in ("0", "0.0", "false", "no", "off", "none")
+        raise InputError(f"sequence_parallel is {text!r}; use 1 or 0.")
     defaults["sequence_parallel"] += 1
     return tp > 1 and family in SEQUENCE_PARALLEL_BY_DEFAULT
 
@@ -505,7 +509,9 @@ def _whole(row: dict[str, str], name: str, default: int | None = None, smallest:
         return default
     number = _number(row, name, 0.0)
     if number != int(number) or not smallest <= number < 2**31:
-        raise InputError(f"{name} is {row[name]!r}; use a whole number of at least {smallest}.")
+        raise InputError(
+            f"{name} is {row[name]!r}; use a whole number from {smallest} to {2**31 - 1:,}."
+        )
     return int(number)
 
 

@@ -51,6 +51,8 @@ def test_data_parallel_follows_from_the_gpu_count() -> None:
         ({"gpu": "no-such-gpu"}, "no-such-gpu"),
         ({"seq_len": ""}, "seq_len is missing"),
         ({"gbs": "", "mbs": ""}, "gbs"),
+        ({"gbs": "10000000000"}, "from 1 to 2,147,483,647"),
+        ({"sequence_parallel": "maybe"}, "use 1 or 0"),
         ({"tp": "", "dp": ""}, "tp is missing"),
         ({"tp": "five"}, "tp"),
         ({"tp": "-1"}, "tp"),
