@@ -153,9 +153,12 @@ def show_result(output: Output, result: Result) -> None:
     from studies.wording import describe
 
     study, best = result.study, result.best
+    ranking = study.ranking
+    proved = "" if ranking.projected == ranking.legal else " and the others proved no better"
     output.say(
         "",
-        f"{study.ranking.legal:,} legal configs, {study.ranking.refused_by_memory:,} do not fit; "
+        f"{ranking.legal:,} legal configs, {ranking.projected:,} projected{proved}; of these "
+        f"{ranking.refused_by_memory:,} do not fit",
         f"{len(study.trials)} trials, {study.rejected_by_memory} refused by memory, "
         f"{len(study.illegal)} proposals illegal",
     )

@@ -81,6 +81,15 @@ def test_changed_inputs_start_a_new_study_and_say_so(
     assert any("workload changed" in note for note in changed.json["notes"])
 
 
+def test_the_count_that_does_not_fit_is_told_of_what_was_projected(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    words = foretune("tune", small_study, "--out", tmp_path).out
+    line = next(line for line in words.splitlines() if "legal configs" in line)
+    assert " projected" in line
+    assert line.endswith("do not fit")
+
+
 def test_pinned_axes_stay_pinned(small_study: Path, tmp_path: Path, foretune: Command) -> None:
     text = small_study.read_text().replace("tp: [1, 2, 4]", "tp: [4]")
     small_study.write_text(text)
