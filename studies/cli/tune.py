@@ -23,6 +23,7 @@ from studies.cli.common import (
 )
 from studies.cli.project import show_job, show_stages
 from studies.cli.space import PinOption, pinned_values
+from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
     from search.attribution import Effect
@@ -80,12 +81,16 @@ def tune_command(
     pins: PinOption = None,
     why: WhyOption = None,
     from_study: FromStudyOption = None,
+    calibration: CalibrationOption = None,
     profile: ProfileOption = None,
     python: PythonOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest config that fits, with launch files; run it again to resume."""
+    from dataclasses import replace
+
+    from studies.calibrating import calibrated_by
     from studies.explanation import best_with, why_not
     from studies.inputs import pinned, resolve
     from studies.outputs import write_files
@@ -98,6 +103,8 @@ def tune_command(
     asked = why_values(why) if why else None
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = pinned(job, pinned_values(pins or []))
+    if calibration is not None:
+        job = replace(job, learned=calibrated_by(calibration))
     if not as_json:
         show_job(output, job)
     options = StudyOptions(

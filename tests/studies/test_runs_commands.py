@@ -171,7 +171,7 @@ def test_runs_without_throughput_cannot_calibrate(
     assert "no run to calibrate with" in capsys.readouterr().err
 
 
-def test_a_calibration_moves_the_projection_of_a_single_config(
+def test_a_calibration_moves_the_projection_of_a_config_and_of_a_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["project", "llama3.1_70b_mi300x", "--json"]
@@ -225,3 +225,8 @@ def test_a_calibration_with_impossible_numbers_is_refused(
     capsys.readouterr()
     assert call(["validate", str(runs), "--models", models, "--calibration", str(out)]) == 2
     assert field in capsys.readouterr().err
+    command = ["tune", "llama3.1_70b_mi300x", "--trials", "2", "--pin", "tp=8", "--pin", "pp=1"]
+    out_option = ["--out", str(tmp_path / "results"), "--json"]
+    assert call([*command, "--calibration", str(out), *out_option]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]["projection"]
+    assert best["throughput"]["trust"] == "calibrated"
