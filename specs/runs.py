@@ -100,6 +100,11 @@ class RunTable:
         return _joined(self.publisher, self.model, self.gpu)
 
     @property
+    def source_fold(self) -> Column:
+        """Source as stated (a table of one release, say), model and GPU."""
+        return _joined(self.source, self.model, self.gpu)
+
+    @property
     def comparison_set(self) -> Column:
         """Key of runs that differ only in configuration: same source, model, kind, GPU, GPU
         count, batch, sequence and precision."""

@@ -53,7 +53,7 @@ BATCHES = 12
 DRAWS = 20
 VTRAIN_DRAWS, VTRAIN_RUNS = 50, 8
 MEMORY_BATCHES = 5
-STEPS = 5
+STEPS = 6
 
 
 def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
@@ -75,6 +75,8 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     for name, labels in (("fold", table.fold), ("model", table.model), ("source", table.publisher)):
         content["folds"][name] = left_out(table, labels, with_ablations=name == "fold")
         advance(1)
+    content["folds"]["source_fold"] = {"zero_shot": left_out_alone(table, table.source_fold)}
+    advance(1)
     content["vtrain"] = vtrain(table)
     content["memory"] = memory_left_out(measured)
     advance(1)
@@ -109,6 +111,14 @@ def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str,
             "residual_alone": error_metrics(measured, trees_alone(table, batches)),
         }
     return result
+
+
+def left_out_alone(table: RunTable, labels: Column) -> dict[str, Any]:
+    """Zero-shot metrics with whole groups left out that may be parts of a Fold."""
+    learner = RunLearner(Intervals.gaussian())
+    projected, predictors = leave_out(table, labels, learner, BATCHES)
+    projected = cross_conformal(table, projected, [rows for rows, _ in predictors])
+    return by_family(table, table.tokens_per_s_per_gpu, projected)
 
 
 def by_family(table: RunTable, measured: Column, projected: Projected) -> dict[str, Any]:

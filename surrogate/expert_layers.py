@@ -61,6 +61,7 @@ def _grouped_gemms(
     # What grouping costs against a dense GEMM fades as the experts grow.
     fading = np.sqrt(_EXPERT_WIDTH / np.maximum(ffn, 1.0))
     share = np.where(padded, 1.0, rates.grouped_utilisation ** np.minimum(fading, 1.0))
+    share = share * np.where(op.is_fp8 | op.is_fp4, rates.grouped_quantised, 1.0)
     padding = 1.0 + np.where(padded, _EDGE, rates.grouped_padding) / per_expert
     edges = 1.0 + _EDGE * (1.0 / hidden + 1.0 / ffn)
     rate = op.gemm_rate * share / (padding * edges)
@@ -69,7 +70,9 @@ def _grouped_gemms(
     traffic = (weights + rows * (2 * hidden + up + ffn)) * (BYTES / op.hbm)
     once = np.maximum(compute, traffic) + 2.0 * op.kernels.latency_s
     block = Block.zero(op.rows())
-    block.forward[EXPERT] = block.input_gradient[EXPERT] = once
+    # Stacks for AMD cast all expert weights in every pass; Transformer Engine once a step.
+    casts = np.where(op.cluster.is_amd & op.is_fp8, weights * (3.0 / op.hbm), 0.0)
+    block.forward[EXPERT] = block.input_gradient[EXPERT] = once + casts
     block.weight_gradient[EXPERT] = np.where(op.is_lora, 0.0, once + weights * op.gradient_traffic)
     return block
 

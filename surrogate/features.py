@@ -11,7 +11,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import MoeDispatcher, Recompute, RecomputeMethod, Sharding, TrainingKind
+from specs.choices import (
+    MoeDispatcher,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    Sharding,
+    TrainingKind,
+)
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 
@@ -26,21 +33,25 @@ FEATURES = (
     "tp", "pp", "cp", "ep", "mbs", "seq_len", "microbatches", "gpus", "hidden_size", "depth",
     "expert_tokens", "tokens", "recompute", "lora", "fused_dispatch", "drops_tokens",
     "capacity_factor", "vpp", "experts", "fully_sharded", "cuda_graphs", "split_backward",
+    "leaves_domain", "parameters", "eight_bit", "four_bit",
 )  # fmt: skip
 """Names of the numeric coordinates, in order; one coordinate a class of software follows."""
 
-CLASSES = {"framework": 0.71, "architecture": 0.25, "gpu": 0.4, "moe": 1.8}
+CLASSES = {"framework": 0.71, "architecture": 0.25, "gpu": 0.4, "moe": 1.26}
 """Coordinate length of a class: runs of two classes are exp(-length**2) alike."""
 
 CONFIG_AXES = (
     "tp", "pp", "cp", "ep", "mbs", "vpp", "recompute", "recompute_method", "recompute_layers",
-    "moe_dispatcher", "sharding", "schedule",
+    "moe_dispatcher", "sharding", "schedule", "precision",
 )  # fmt: skip
 """Axes of a config that the coordinates depend on."""
 
 SELECTIVE_SHARE = 0.1
 """Of a layer's forward pass that selective recomputation repeats. Assumed: a norm, an activation or
 an attention core; the public runs seldom say which modules."""
+
+_GEMM_FORMAT = np.array([precision.gemm_format for precision in Precision])
+"""Precision code -> the format in which GEMMs multiply."""
 
 _UNROUTED = 12.0
 """log2 of tokens an expert where there are no experts: as in a large dense GEMM."""
@@ -54,29 +65,34 @@ def features(cases: Cases) -> Floats:
     routed = tokens * np.maximum(model.moe_topk, 1) * config.ep / config.tp
     capacity = load.capacity_factor
     columns = {
-        "tp": STRONG * _log2(config.tp),
+        "tp": CLEAR * _log2(config.tp),
         "pp": WEAK * _log2(config.pp),
         "cp": FAINT * _log2(config.cp),
         "ep": STRONG * _log2(config.ep),
         "mbs": WEAK * _log2(config.mbs),
-        "seq_len": STRONG * _log2(load.seq_len),
+        "seq_len": CLEAR * _log2(load.seq_len),
         "microbatches": FAINT * np.clip(_log2(cases.microbatches() / config.pp), -3, 6),
         "gpus": FAINT * _log2(cases.cluster.num_gpus),
         "hidden_size": STRONG * _log2(model.hidden_size),
         "depth": FAINT * _log2(model.num_layers / config.pp),
-        "expert_tokens": STRONG
+        "expert_tokens": 0.75
         * np.where(moe, _log2(routed / np.maximum(model.num_experts, 1)), _UNROUTED),
         "tokens": FAINT * _log2(tokens * model.hidden_size / config.tp),
-        "recompute": 1.6 * recomputed_share(cases),
-        "lora": STRONG * (load.kind == int(TrainingKind.LORA)),
+        "recompute": 1.0 * recomputed_share(cases),
+        "lora": 1.0 * (load.kind == int(TrainingKind.LORA)),
         "fused_dispatch": WEAK * (config.moe_dispatcher >= int(MoeDispatcher.DEEPEP)),
-        "drops_tokens": 0.6 * (capacity > 0),
+        "drops_tokens": 1.2 * (capacity > 0),
         "capacity_factor": 0.4 * _log2(np.maximum(capacity, 1.0)),
         "vpp": CLEAR * _log2(config.vpp),
         "experts": WEAK * _log2(model.num_experts + 1),
         "fully_sharded": 1.25 * (config.sharding >= int(Sharding.ZERO3)),
-        "cuda_graphs": 0.85 * cases.stack.cuda_graphs,
+        "cuda_graphs": 1.3 * cases.stack.cuda_graphs,
         "split_backward": FAINT * _splits(cases),
+        # What a node teaches says little of a cluster: its network was never seen.
+        "leaves_domain": 1.5 * (cases.cluster.num_gpus > cases.cluster.scale_up_gpus),
+        "parameters": 0.08 * _log2(model.num_layers * 12.0 * np.square(1.0 * model.hidden_size)),
+        "eight_bit": 0.3 * (_GEMM_FORMAT[config.precision] == "fp8"),
+        "four_bit": 1.2 * (_GEMM_FORMAT[config.precision] == "fp4"),
     }
     rows = [np.broadcast_to(columns[name], (len(cases),)) for name in FEATURES]
     return np.column_stack(rows).astype(np.float64)

@@ -42,8 +42,12 @@ from surrogate.validation import (
 
 Floats = NDArray[np.float64]
 
-ROUNDS = 3
-"""Gauss-Newton steps: a fourth moves few constants by more than 1%."""
+ROUNDS = 4
+"""Gauss-Newton steps. A longer-of-two-times has a kink, about which full steps swing from one side
+to the other for ever: step k therefore goes 1/k of the way, which averages the solutions."""
+
+FIRST_STEPS = 6
+"""Steps of the first fit of the constants, which only has to come near."""
 
 
 def has_throughput(table: RunTable) -> NDArray[np.int64]:
@@ -76,10 +80,10 @@ def learn_cases(
         start: see ``learn``.
     """
     if start is None:
-        start = fit(cases, measured_s, weights).constants
+        start = fit(cases, measured_s, weights, max_steps=FIRST_STEPS).constants
     problem = _Joint(cases, np.log(measured_s), start)
-    for _ in range(ROUNDS):
-        problem.step()
+    for done in range(ROUNDS):
+        problem.step(1.0 / (done + 1))
     constants = problem.constants()
     log_error = np.log(step_time(cases, constants, stages=problem.stages).step_time_s / measured_s)
     return Learned(
@@ -121,8 +125,8 @@ class _Joint:
         self.shared = covariance(points, labels, points, labels)
         self.posterior_sd: dict[str, float] = {}
 
-    def step(self) -> None:
-        """One Gauss-Newton step: the posterior mean of the linearised problem."""
+    def step(self, share: float = 1.0) -> None:
+        """Goes this share of the way to the posterior mean of the linearised problem."""
         log_step, slopes = self._linearised()
         # Error of tokens/s if the constants were at their priors, to first order.
         error = log_step - self.target + slopes @ (self.prior - self.theta)
@@ -130,7 +134,8 @@ class _Joint:
         prior = self.shared + spread @ spread.T
         noise = reweighted_noise(prior, self.moe, error)
         solved = np.linalg.solve(prior + np.diag(noise), np.column_stack([error, spread]))
-        self.theta = self.prior - self.sd * (spread.T @ solved[:, 0])
+        mean = self.prior - self.sd * (spread.T @ solved[:, 0])
+        self.theta = self.theta + share * (mean - self.theta)
         explained = np.einsum("ij,ij->j", spread, solved[:, 1:])
         posterior = self.sd * np.sqrt(np.maximum(1.0 - explained, 0.0))
         self.posterior_sd = dict(zip(self.design.names, map(float, posterior), strict=True))
@@ -143,10 +148,11 @@ class _Joint:
         by_column: dict[str, Floats] = {}
         for column, position, rows in self.design.uses():
             if column not in by_column:
+                # Downwards: a constant at its bound cannot grow, but data may lower it again.
                 moved = step_time(
-                    self.cases, rates=nudged(rates, column, np.exp(STEP)), stages=self.stages
+                    self.cases, rates=nudged(rates, column, np.exp(-STEP)), stages=self.stages
                 )
-                by_column[column] = (np.log(moved.step_time_s) - base) / STEP
+                by_column[column] = (base - np.log(moved.step_time_s)) / STEP
             slopes[:, position] += np.where(rows, by_column[column], 0.0)
         return base, slopes
 

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 SIGNAL_SD = 0.10
 """Prior sd of the log error that the physics leaves in a dense run and that others share."""
-MOE_SIGNAL_FACTOR = 1.44
+MOE_SIGNAL_FACTOR = 1.87
 """The same for MoE runs, times this."""
 DENSE_NOISE_SD, MOE_NOISE_SD = 0.023, 0.10
 """Scatter of runs with equal stated layout: releases, kernels and flags that no row states."""
@@ -45,7 +45,7 @@ _OF_STUDY = [
     FEATURES.index(name)
     for name in (
         *("seq_len", "gpus", "hidden_size", "lora", "drops_tokens", "capacity_factor"),
-        *("experts", "cuda_graphs"),
+        *("experts", "cuda_graphs", "leaves_domain", "parameters"),
     )
 ]
 """Coordinates that do not depend on the config."""

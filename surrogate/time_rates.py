@@ -128,6 +128,16 @@ class TimeRates(Columns):
             framework=0.31,
         ),
     ]
+    grouped_quantised: Annotated[
+        Column,
+        factor(
+            1.0,
+            0.1,
+            "of grouped_utilisation where operands have 8 or 4 bit",
+            "assumed: like 16 bit",
+            architecture=0.1,
+        ),
+    ]
     grouped_padding: Annotated[
         Column,
         factor(
@@ -267,6 +277,11 @@ KNOWN_FACTORS: dict[str, tuple[float, str]] = {
     "grouped_utilisation/cdna4": (
         0.55,
         "assumed: between 245 bf16 and 776 fp8 TFLOP/s at 256 rows an expert on MI355X",
+    ),
+    "grouped_quantised/cdna4": (
+        0.6,
+        "assumed: loops of scaled GEMMs reach 0.55-0.72 of the best fp8 kernel on MI355X; in stock "
+        "stacks fp8 makes Qwen3-30B-A3B 3-8% and Mixtral 8x22B 27% faster than bf16",
     ),
     "fsdp_hidden/maxtext": (0.6, "assumed: XLA's combined all-gathers hardly overlap"),
     "grouped_utilisation/maxtext": (0.7, _LESSONS + ": padded batches 4x faster per FLOP"),

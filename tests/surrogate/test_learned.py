@@ -122,7 +122,7 @@ def test_one_run_moves_its_own_key_and_little_else() -> None:
     mine = runs(1.0, {}, {"tp": "4", "pp": "2"})
     gain = calibrated.predict(mine).value / shipped().predict(mine).value
     assert 0.7 < gain[0] < 0.9, "shrunk towards the measured run"
-    assert 0.7 < gain[1] < 1.0
+    assert 0.65 < gain[1] < 1.0, "constants that explain the run may weigh more in another layout"
     other = study("mixtral-8x7b", "H100-SXM")
     elsewhere = project(other, calibrated.constants, calibrated)
     assert elsewhere.tokens_per_s_per_gpu == pytest.approx(
