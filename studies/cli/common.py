@@ -134,7 +134,14 @@ class Output:
         from rich.text import Text
 
         body = [list(row) for row in rows]
-        table = Table(title=title, title_justify="left", header_style="bold", box=None)
+        table = Table(
+            title=title,
+            title_justify="left",
+            header_style="bold",
+            box=None,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for index, name in enumerate(header):
             numeric = bool(body) and all(
                 isinstance(row[index], int | float) or row[index] in ("", None) for row in body

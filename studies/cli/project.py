@@ -160,4 +160,4 @@ def show_stages(output: Output, stages: list[dict[str, Any]]) -> None:
             rows[-1][0] = f"{str(rows[-1][0]).split('-')[0]}-{stage['stage']}"
         else:
             rows.append([str(stage["stage"]), *cells])
-    output.table("", [name.removesuffix("_gib") for name in ("GiB by stage", *header[1:])], rows)
+    output.table("GiB by stage", [name.removesuffix("_gib") for name in header], rows)

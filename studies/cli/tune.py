@@ -181,7 +181,10 @@ def show_result(output: Output, result: Result) -> None:
     )
     if result.baseline and result.attribution:
         gain = result.attribution.together
-        output.say(f"best over baseline: {gain:+.1%}")
+        fits = result.baseline.projection["memory"]["fits"]
+        output.say(
+            f"best over baseline: {gain:+.1%}" + ("" if fits else ", which itself does not fit")
+        )
         effects = [
             (effect.change, _percent(effect.alone), _stands(effect), _percent(effect.last))
             for effect in result.attribution.effects
