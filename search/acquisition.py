@@ -14,7 +14,7 @@ optimization (2010).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,29 @@ from search.memory_residual import MemoryResidual
 
 Floats = NDArray[np.float64]
 
-PROJECTED_PRIOR = Prior()
+PROJECTED_PRIOR = Prior(single_sd=0.3, joint_sd=0.15, spread=0.3)
 """Around a projection: its log is right up to a slope, single axes and interactions."""
-BLIND_PRIOR = Prior(single_sd=0.7, joint_sd=0.7, noise_sd=0.1, offset_sd=1.0, slope=(), slope_sd=())
+EXPLAINED_PRIOR = Prior(slope_sd=(0.05,), single_sd=0.04, joint_sd=0.03, noise_sd=0.015, spread=0.3)
+"""Around a projection that says what it is unsure of: less is left to slope, axes, interactions."""
+
+
+BLIND_PRIOR = Prior(single_sd=0.5, joint_sd=0.7, noise_sd=0.1, offset_sd=1.0, slope=(), slope_sd=())
 """Around nothing: values are standardised."""
 CAUTION = 2.0
 """Power of the fit probability: an OOM costs an evaluation and teaches little (tuned on synthetic
 tasks: halves OOMs at equal regret)."""
+
+
+def projected_prior(loadings: int) -> Prior:
+    """The prior around a projection with so many columns of loadings."""
+    if not loadings:
+        return PROJECTED_PRIOR
+    plain = EXPLAINED_PRIOR
+    return replace(
+        plain,
+        slope=(*plain.slope, *([0.0] * loadings)),
+        slope_sd=(*plain.slope_sd, *([1.0] * loadings)),
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from search.ranking import Projected, Surrogate, rank
 from search.space import Space
 from specs.choices import Choice, Overlap, RecomputeModules
 from specs.config import AXES, ConfigTable, TrainingConfig
+from surrogate.cases import Cases
+from surrogate.features import features
+from surrogate.learned import shipped
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 Column = NDArray[Any]
 Objectives = Callable[[Projected], NDArray[np.float64]]
 """Objective values of projected rows, shape (n, objectives)."""
+WAVES = 256
+"""Columns that stand for the residual: covariances are right to about 0.06 of the variance."""
+SMALLEST_LOADING = 0.003
+"""Directions of the constants that move configs less than this are left out."""
+AsCases = Callable[[ConfigTable], Cases]
 
 WITHIN, ROWS_PER_CORE = 0.1, 256
 """A pool cut from a large space sees every core within 10% of the best, 256 configs of each."""
@@ -45,6 +53,7 @@ class ConfigPool(Pool):
     table: ConfigTable = field(default_factory=lambda: ConfigTable.from_configs([]))
     surrogate: Surrogate | None = field(default=None, repr=False)
     objectives: Objectives = throughput_only
+    cases: AsCases | None = field(default=None, repr=False)
 
     def config(self, row: int) -> TrainingConfig:
         """The config of a row."""
@@ -72,11 +81,12 @@ class ConfigPool(Pool):
         kept = [n for n, code in enumerate(codes) if code is not None]
         if not kept or self.surrogate is None:
             return np.empty((0, len(self.space)), dtype=np.int64), None, []
-        seen = self.surrogate.project(ConfigTable.from_configs([configs[n] for n in kept]))
+        table = ConfigTable.from_configs([configs[n] for n in kept])
+        seen = self.surrogate.project(table)
         placed = [codes[n] or {} for n in kept]
         return (
             np.array([[code[c] for c in range(len(self.space))] for code in placed]),
-            Belief(self.objectives(seen), np.asarray(seen.device_gib)),
+            believed(table, seen, self.objectives, self.cases),
             [which[n] for n in kept],
         )
 
@@ -86,6 +96,7 @@ def config_pool(
     surrogate: Surrogate,
     capacity_gib: float,
     objectives: Objectives = throughput_only,
+    cases: AsCases | None = None,
     extra: Sequence[TrainingConfig] = (),
     seed: int = 0,
 ) -> ConfigPool:
@@ -96,6 +107,8 @@ def config_pool(
         surrogate: projects them.
         capacity_gib: memory of the GPU.
         objectives: what is to be traded off; throughput alone where not given.
+        cases: configs as the surrogate's cases: what the surrogate is unsure of then helps to tell
+            what a measurement says of other configs.
         extra: legal configs that belong to the pool whatever the space (the baseline).
         seed: of the random tail where the space is too large to take whole.
     """
@@ -122,14 +135,48 @@ def config_pool(
         space=dict(distributions()),
         values=values,
         codes=codes,
-        belief=Belief(objectives(seen), np.asarray(seen.device_gib, dtype=np.float64)),
+        belief=believed(table, seen, objectives, cases),
         capacity_gib=capacity_gib,
         total=total,
         note=note,
         table=table,
         surrogate=surrogate,
         objectives=objectives,
+        cases=cases,
     )
+
+
+def believed(
+    table: ConfigTable, seen: Projected, objectives: Objectives, cases: AsCases | None
+) -> Belief:
+    """Projected configs as a belief, with what is unsure where ``cases`` are given."""
+    memory_gib = np.asarray(seen.device_gib, dtype=np.float64)
+    if cases is None:
+        return Belief(objectives(seen), memory_gib)
+    return Belief(objectives(seen), memory_gib, loadings(cases(table)))
+
+
+def loadings(cases: Cases) -> NDArray[np.float64]:
+    """What the shipped surrogate is unsure of, as columns of log throughput, shape (n, k).
+
+    Constants of the physics that its runs did not pin down, reduced to the few directions in which
+    they move configs, and its residual, a process over dimensionless features (random Fourier
+    features: Rahimi, Recht, 2007, with a fixed seed).
+    """
+    learned = shipped()
+    moved = learned.constant_loadings(cases)
+    _, sizes, directions = np.linalg.svd(moved.T @ moved)
+    kept = np.sqrt(sizes / len(moved)) > SMALLEST_LOADING
+    spread = learned.residual.predict(cases).sd
+    return np.column_stack([moved @ directions[kept].T, spread[:, None] * waves(features(cases))])
+
+
+def waves(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Vectors of length 1 whose products are about exp(-distance^2 / 2), shape (n, WAVES)."""
+    generator = np.random.default_rng(0)
+    phases = points @ generator.standard_normal((points.shape[1], WAVES // 2))
+    pairs = np.concatenate([np.cos(phases), np.sin(phases)], axis=1)
+    return np.asarray(pairs * np.sqrt(2.0 / WAVES), dtype=np.float64)
 
 
 def _identities(table: ConfigTable) -> Rows:

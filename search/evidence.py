@@ -9,15 +9,15 @@ again and teach nothing else. Any other constraint is modelled by itself, as are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.acquisition import BLIND_PRIOR, PROJECTED_PRIOR, Evidence
+from search.acquisition import BLIND_PRIOR, Evidence, projected_prior
 from search.gaussian_process import Points, Prior
-from search.pool import Pool
+from search.pool import Belief, Pool
 from search.transfer import Source, with_sources
 
 if TYPE_CHECKING:
@@ -42,8 +42,19 @@ class Placed:
     """Rows of the pool, or trials beside it, as codes with what was believed of them."""
 
     codes: Rows
-    believed: Floats
-    memory_gib: Floats
+    belief: Belief | None
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: Any) -> Placed:
+        """The selected ones."""
+        belief = None if self.belief is None else self.belief.take(rows)
+        return Placed(self.codes[rows], belief)
+
+    def located(self, pool: Pool) -> Points:
+        """As points without trends."""
+        return Points(pool.located(self.codes), np.zeros((len(self), 0)))
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Seen:
     memory: Placed
     measured_gib: Floats
     side: Rows
-    constraints: dict[str, tuple[Rows, Floats]] = field(default_factory=dict)
+    constraints: dict[str, tuple[Placed, Floats]] = field(default_factory=dict)
 
 
 def seen_of(
@@ -125,7 +136,7 @@ def seen_of(
         measured_gib=np.array(gib),
         side=np.array(side, dtype=np.int64),
         constraints={
-            name: (described.points(numbers).codes, np.array(value))
+            name: (described.points(numbers), np.array(value))
             for name, (numbers, value) in constraints.items()
         },
     )
@@ -146,31 +157,46 @@ class _Described:
         self, pool: Pool, trials: Sequence[FrozenTrial], rows: Sequence[int | None]
     ) -> None:
         count = len(trials)
-        objectives = pool.belief.values.shape[1] if pool.belief is not None else 0
         self.codes = np.zeros((count, len(pool.space)), dtype=np.int64)
-        self.believed = np.zeros((count, objectives))
-        self.memory_gib = np.full(count, np.nan)
+        self.belief = None if pool.belief is None else blank(pool.belief, count)
         self.known = np.array([row is not None for row in rows], dtype=bool)
         inside = np.flatnonzero(self.known)
         index = np.array([row for row in rows if row is not None], dtype=np.int64)
-        self._set(inside, pool.codes[index], pool.belief, index)
+        inner = None if pool.belief is None else pool.belief.take(index)
+        self._set(inside, pool.codes[index], inner)
         beside = [n for n, row in enumerate(rows) if row is None]
-        codes, belief, which = pool.outside([trials[n] for n in beside])
+        codes, outer, which = pool.outside([trials[n] for n in beside])
         placed = np.array([beside[w] for w in which], dtype=np.int64)
         if len(placed):
-            self._set(placed, codes, belief, np.arange(len(placed)))
+            self._set(placed, codes, outer)
             self.known[placed] = True
 
-    def _set(self, places: Rows, codes: Rows, belief: Any, rows: Rows) -> None:
+    def _set(self, places: Rows, codes: Rows, belief: Belief | None) -> None:
         self.codes[places] = codes
-        if belief is not None:
-            self.believed[places] = belief.values[rows]
-            if belief.memory_gib is not None:
-                self.memory_gib[places] = belief.memory_gib[rows]
+        if belief is None or self.belief is None:
+            return
+        for name in ("values", "memory_gib", "loadings"):
+            column = getattr(self.belief, name)
+            if column is not None:
+                column[places] = getattr(belief, name)
 
     def points(self, numbers: list[int]) -> Placed:
         index = np.array(numbers, dtype=np.int64)
-        return Placed(self.codes[index], self.believed[index], self.memory_gib[index])
+        belief = None if self.belief is None else self.belief.take(index)
+        return Placed(self.codes[index], belief)
+
+
+def blank(like: Belief, count: int) -> Belief:
+    """A belief of so many rows with the columns of another, to be filled in."""
+
+    def column(given: Floats | None) -> Floats | None:
+        return None if given is None else np.zeros((count, *given.shape[1:]))
+
+    return Belief(
+        np.zeros((count, like.values.shape[1])),
+        column(like.memory_gib),
+        column(like.loadings),
+    )
 
 
 @dataclass(frozen=True)
@@ -194,40 +220,37 @@ def modelled(pool: Pool, seen: Seen, generator: np.random.Generator) -> Model:
     objectives = len(seen.signs)
     weights = generator.dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
     if pool.belief is None:
-        trends = [np.zeros((len(codes), 0)) for codes in (pool.codes, seen.row, seen.running.codes)]
         units = [_standardised(seen.value[:, j]) for j in range(objectives)]
-        value = _combined(units, weights)
-        prior = BLIND_PRIOR
-    else:
-        columns = [_Unit(pool.belief.values[:, j], seen.signs[j]) for j in range(objectives)]
-        usable = np.all([c.usable(seen.value[:, j]) for j, c in enumerate(columns)], axis=0)
-        seen = replace(
-            seen,
-            row=seen.row[usable],
-            value=seen.value[usable],
-            points=Placed(
-                seen.points.codes[usable],
-                seen.points.believed[usable],
-                seen.points.memory_gib[usable],
-            ),
-        )
-        value = _combined([c.of(seen.value[:, j]) for j, c in enumerate(columns)], weights)
-        trends = [
-            _combined([c.of(b[:, j] * seen.signs[j]) for j, c in enumerate(columns)], weights)[
-                :, None
-            ]
-            for b in (pool.belief.values, seen.points.believed, seen.running.believed)
-        ]
-        prior = PROJECTED_PRIOR
+        value, prior = _combined(units, weights), BLIND_PRIOR
+        points = [placed.located(pool) for placed in (seen.points, seen.running)]
+        candidates = Points(pool.coordinates, np.zeros((len(pool), 0)))
+        return Model(candidates, points[0], value, points[1], prior, None)
+    columns = [_Unit(pool.belief.values[:, j], seen.signs[j]) for j in range(objectives)]
+    usable = np.all([c.usable(seen.value[:, j]) for j, c in enumerate(columns)], axis=0)
+    measured, placed = seen.value[usable], seen.points.take(usable)
+    value = _combined([c.of(measured[:, j]) for j, c in enumerate(columns)], weights)
+    loadings = pool.belief.loadings
+
+    def trends(belief: Belief | None) -> Floats:
+        assert belief is not None
+        signed = belief.values * seen.signs
+        first = _combined([c.of(signed[:, j]) for j, c in enumerate(columns)], weights)
+        if belief.loadings is None:
+            return first[:, None]
+        return np.column_stack([first, belief.loadings])
+
+    def points_of(placed: Placed) -> Points:
+        return Points(pool.located(placed.codes), trends(placed.belief))
+
     log_share = None
-    if pool.belief is not None and pool.belief.memory_gib is not None and pool.capacity_gib:
+    if pool.belief.memory_gib is not None and pool.capacity_gib:
         log_share = np.log(pool.belief.memory_gib / pool.capacity_gib)
     return Model(
-        candidates=Points(pool.coordinates, trends[0]),
-        observed=Points(pool.located(seen.points.codes), trends[1]),
+        candidates=Points(pool.coordinates, trends(pool.belief)),
+        observed=points_of(placed),
         value=value,
-        running=Points(pool.located(seen.running.codes), trends[2]),
-        prior=prior,
+        running=points_of(seen.running),
+        prior=projected_prior(0 if loadings is None else loadings.shape[1]),
         log_share=log_share,
     )
 
@@ -280,12 +303,10 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
     if sources:
         observed, value = with_sources(pool, observed, value, sources)
     memory_points, residual, side = None, np.empty(0), np.empty(0, dtype=np.int64)
-    if model.log_share is not None:
-        known = np.isfinite(seen.memory.memory_gib)
-        codes = seen.memory.codes[known]
-        memory_points = Points(pool.located(codes), np.zeros((len(codes), 0)))
-        residual = np.log(seen.measured_gib[known] / seen.memory.memory_gib[known])
-        side = seen.side[known]
+    belief = seen.memory.belief
+    if model.log_share is not None and belief is not None and belief.memory_gib is not None:
+        memory_points, side = seen.memory.located(pool), seen.side
+        residual = np.log(seen.measured_gib / belief.memory_gib)
     return Evidence(
         points=observed,
         value=value,
@@ -295,9 +316,9 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
         memory_side=side,
         constraints={
             name: (
-                Points(pool.located(codes), np.zeros((len(codes), 0))),
+                placed.located(pool),
                 np.clip(values / (float(np.abs(values).mean()) or 1.0), -3.0, 3.0),
             )
-            for name, (codes, values) in seen.constraints.items()
+            for name, (placed, values) in seen.constraints.items()
         },
     )

@@ -5,7 +5,8 @@
 Trends are columns that the physics offers (the analytic log throughput above all); their slopes
 have a prior mean, so that without data the process is the physics. Effects and interactions share
 one relevance per axis: with s = sum over axes of relevance * alike, single-axis effects have the
-covariance s / sum(relevance) and interactions exp(s - sum(relevance)). Relevances, variances and
+covariance s and interactions exp(s - sum(relevance)). An axis of which only one value was seen thus
+keeps the uncertainty of its prior, however many other axes were explored. Relevances, variances and
 noise maximise the marginal likelihood times log-normal priors, with gradient, from the prior's
 centre, so the same data always give the same process.
 
@@ -183,9 +184,9 @@ class Hyper:
 
 def kernel(left: Points, right: Points, hyper: Hyper, prior: Prior) -> Floats:
     """Prior covariance between points, shape (n, m)."""
-    total = float(hyper.relevance.sum()) or 1.0
+    total = float(hyper.relevance.sum())
     s = left.coordinates.alike(right.coordinates, hyper.relevance)
-    covariance = s * (hyper.single_sd**2 / total)
+    covariance = s * hyper.single_sd**2
     s -= total
     np.exp(s, out=s)
     s *= hyper.joint_sd**2
@@ -205,7 +206,8 @@ def own_variance(points: Points, hyper: Hyper, prior: Prior) -> Floats:
     """Prior variance of single points, shape (n,)."""
     slopes = np.square(np.array(prior.slope_sd))
     own: Floats = np.square(points.trends) @ slopes
-    return own + hyper.single_sd**2 + hyper.joint_sd**2 + prior.offset_sd**2
+    single = hyper.single_sd**2 * float(hyper.relevance.sum())
+    return own + single + hyper.joint_sd**2 + prior.offset_sd**2
 
 
 class _Likelihood:
@@ -239,9 +241,9 @@ class _Likelihood:
 
         axes = len(self.by_axis)
         hyper = Hyper.of(theta, axes)
-        total = float(hyper.relevance.sum()) or 1.0
+        total = float(hyper.relevance.sum())
         s = np.tensordot(hyper.relevance, self.by_axis, axes=1)
-        single = s * (hyper.single_sd**2 / total)
+        single = s * hyper.single_sd**2
         joint = hyper.joint_sd**2 * np.exp(s - total)
         shared = single + joint + self.trend
         across = np.where(self.same, 1.0, hyper.agreement)
@@ -259,8 +261,8 @@ class _Likelihood:
         pull = 0.5 * (inverse - np.outer(weights, weights))
         within = pull * across
         gradient = away / self.spread
-        by_s = within * (hyper.single_sd**2 / total + joint)
-        down = float((within * single).sum()) / total + float((within * joint).sum())
+        by_s = within * (hyper.single_sd**2 + joint)
+        down = float((within * joint).sum())
         slopes = np.tensordot(self.by_axis, by_s, axes=([1, 2], [0, 1]))
         gradient[:axes] += hyper.relevance * (slopes - down)
         gradient[axes] += 2 * float((within * single).sum())

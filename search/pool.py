@@ -37,10 +37,19 @@ class Belief:
     """What is believed of n candidates before they are evaluated.
 
     ``values`` (n, objectives) are projected objective values, ``memory_gib`` (n,) projected peaks.
+    ``loadings`` (n, k) are what the projection itself is unsure of: the log of the value moves by
+    ``loadings @ z`` with z independent standard normals that all candidates share.
     """
 
     values: Floats
     memory_gib: Floats | None = None
+    loadings: Floats | None = None
+
+    def take(self, rows: Any) -> Belief:
+        """The selected candidates."""
+        memory_gib = None if self.memory_gib is None else self.memory_gib[rows]
+        loadings = None if self.loadings is None else self.loadings[rows]
+        return Belief(self.values[rows], memory_gib, loadings)
 
 
 Project = Callable[[Sequence[dict[str, Any]]], Belief]
@@ -168,10 +177,7 @@ class Pool:
 
     def take(self, rows: Any) -> Pool:
         """The selected candidates."""
-        belief = self.belief
-        if belief is not None:
-            memory = None if belief.memory_gib is None else belief.memory_gib[rows]
-            belief = Belief(belief.values[rows], memory)
+        belief = None if self.belief is None else self.belief.take(rows)
         cost = None if self.cost is None else self.cost[rows]
         return replace(self, codes=self.codes[rows], belief=belief, cost=cost)
 

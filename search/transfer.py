@@ -98,10 +98,20 @@ def source_points(pool: Pool, source: Source, task: int) -> tuple[Points, Floats
     if not kept:
         return None
     projected, measured = source.log_projected[kept], source.log_measured[kept]
-    coordinates = pool.located(np.array(codes, dtype=np.int64))
+    placed = np.array(codes, dtype=np.int64)
     centre = float(np.max(source.log_projected))
-    points = Points(coordinates, (projected - centre)[:, None], np.full(len(kept), task))
+    trends = (projected - centre)[:, None]
+    if pool.belief is not None and pool.belief.loadings is not None:
+        # What a projection is unsure of elsewhere is that of the candidate most like it here.
+        trends = np.column_stack([trends, pool.belief.loadings[nearest_rows(pool, placed)]])
+    points = Points(pool.located(placed), trends, np.full(len(kept), task))
     return points, measured - centre
+
+
+def nearest_rows(pool: Pool, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The candidates most like some points by their axes, shape (n,)."""
+    plain, others = pool.coordinates, pool.located(codes)
+    return np.asarray(np.argmax(plain.alike(others, np.ones(plain.axes)), axis=0))
 
 
 def is_worth(observed: Points, value: Floats, points: Points, values: Floats) -> bool:
@@ -110,17 +120,18 @@ def is_worth(observed: Points, value: Floats, points: Points, values: Floats) ->
     Compares log p(own | source), the evidence of both together less that of the source, with
     log p(own).
     """
-    from search.acquisition import PROJECTED_PRIOR
+    from search.acquisition import projected_prior
 
     if len(value) < LEAST_JUDGED:
         return True
+    prior = projected_prior(observed.trends.shape[1] - 1)
     own = Points(observed.coordinates, observed.trends, observed.tasks)
     both = own.joined(points)
-    together = GaussianProcess.fit(both, np.concatenate([value, values]), PROJECTED_PRIOR)
+    together = GaussianProcess.fit(both, np.concatenate([value, values]), prior)
     alone = Points(points.coordinates, points.trends)
-    theirs = GaussianProcess.fit(alone, values, PROJECTED_PRIOR)
+    theirs = GaussianProcess.fit(alone, values, prior)
     apart = Points(observed.coordinates, observed.trends)
-    ours = GaussianProcess.fit(apart, value, PROJECTED_PRIOR)
+    ours = GaussianProcess.fit(apart, value, prior)
     gained = together.log_likelihood - theirs.log_likelihood - ours.log_likelihood
     return bool(gained > 0.0)
 
@@ -132,9 +143,7 @@ def nearest_legal(pool: Pool, parameters: Mapping[str, Any]) -> int | None:
         return None
     columns = sorted(code)
     wanted = np.array([[code.get(position, 0) for position in range(len(pool.space))]])
-    point = pool.located(wanted)
-    weight = np.zeros(pool.coordinates.axes)
-    names = list(pool.space)
-    for index, name in enumerate(pool.coordinates.names):
-        weight[index] = float(names.index(name) in columns)
-    return int(np.argmax(pool.coordinates.alike(point, weight)[:, 0]))
+    point, candidates = pool.located(wanted), pool.coordinates
+    given = {list(pool.space)[column] for column in columns}
+    weight = np.array([float(name in given) for name in candidates.names])
+    return int(np.argmax(candidates.alike(point, weight)[:, 0]))

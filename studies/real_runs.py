@@ -155,7 +155,8 @@ class RealRuns:
         count them twice.
         """
         capacity = self.job.cluster.gpu.hbm_gib.value
-        return config_pool(space, self.job, capacity, extra=self._legal_baseline(), seed=seed)
+        job, extra = self.job, self._legal_baseline()
+        return config_pool(space, job, capacity, cases=job.cases, extra=extra, seed=seed)
 
     def judged(self, pool: ConfigPool, seed: int = 0) -> Judged:
         """What is thought of every config now; runs that are out count as run."""

@@ -163,6 +163,10 @@ class Learned:
         scaled = covariance * np.outer(scale, scale)
         return centre + correlated_draws(scaled, draws, np.random.default_rng(seed))
 
+    def constant_loadings(self, cases: Cases) -> Floats:
+        """How log tokens/s moves when each constant moves by its posterior sd, shape (n, c)."""
+        return self._slopes(cases)
+
     def _slopes(self, cases: Cases) -> Floats:
         """Derivative of log tokens/s by each constant times its posterior sd, shape (n, c)."""
         design = RateDesign(cases, only=self.constants.log_values)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """A real study with a hidden truth: draws of the surrogate's own uncertainty are the oracle.
 
-The sampler knows the mean projection of the core space of the Mixtral 8x22B study. Each draw moves
-every constant of the physics within its posterior, adds a smooth error over configs of the size
-that the residual leaves open, and scales memory.
+PoolSampler knows the projection of the core space of the Mixtral 8x22B study and what it is unsure
+of, never the draw; the other methods know the projection alone. Each draw moves every constant of
+the physics within its posterior, adds a smooth error over configs of the size that the residual
+leaves open, and scales memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from benchmarks.search.problem import Floats, Problem
 from benchmarks.search.tables import varying_axes
+from search.config_pool import loadings
 from search.space import Space
 from studies.inputs import resolve
 from surrogate.features import features
@@ -42,7 +44,7 @@ def hidden_truths(draws: int, first: int = 0) -> Iterator[Problem]:
     base = step_time(cases, learned.constants).step_time_s
     like = learned.residual.predict(cases)
     start = _start(seen.tokens_per_s_per_gpu, share)
-    points = features(cases)
+    points, unsure = features(cases), loadings(cases)
     for seed in range(first, first + draws):
         generator = np.random.default_rng([seed, 21])
         moved = TimeConstants(
@@ -65,6 +67,7 @@ def hidden_truths(draws: int, first: int = 0) -> Iterator[Problem]:
             true_memory=share * np.exp(held + own),
             noise=NOISE,
             start=start,
+            loadings=unsure,
             seed=seed,
         )
 

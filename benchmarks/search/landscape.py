@@ -93,8 +93,8 @@ def landscape(seed: int, relation: float | None = None) -> Problem:
         tables = [t + other.normal(0.0, relation * TABLE_SD * 4, t.shape) for t in tables]
         memory_tables = memory_tables + other.normal(0.0, relation * 0.05, memory_tables.shape)
         size = 0.5
-    log_true, _ = _physics(codes, constants, size)
-    log_believed, terms = _physics(codes, believed, size)
+    log_true = _physics(codes, constants, size)
+    log_believed = _physics(codes, believed, size)
     log_true = log_true + sum(
         table[tuple(codes[:, _columns(n)].T)] for n, table in zip(_TABLES, tables, strict=True)
     )
@@ -114,7 +114,6 @@ def landscape(seed: int, relation: float | None = None) -> Problem:
         true_memory=held * np.exp(error),
         noise=NOISE,
         start=0,
-        terms=terms,
         seed=seed,
     )
     return replace(legal, start=_start(legal))
@@ -166,8 +165,8 @@ def _legal_codes() -> Codes:
     return codes
 
 
-def _physics(codes: Codes, constants: Constants, size: float) -> tuple[Floats, Floats]:
-    """(log speed, shares of the step by part)."""
+def _physics(codes: Codes, constants: Constants, size: float) -> Floats:
+    """Log speed."""
     c = constants.values
     v = {name: codes[:, i] for i, name in enumerate(_NAMES)}
     tp, pp, ep, mbs = (2.0 ** v[name] for name in ("tp", "pp", "ep", "mbs"))
@@ -185,9 +184,9 @@ def _physics(codes: Codes, constants: Constants, size: float) -> tuple[Floats, F
     pipeline = c["p2p"] * (pp - 1) * (1 + (v["schedule"] > 0))
     gradients = c["dp_traffic"] * hidden * np.log2(data + 1) / 4
     gradients = gradients * (1 + c["sharding"] * 10 * v["sharding"] / 2)
-    parts = np.stack([compute, recompute, tensor, experts, bubble, pipeline, gradients], axis=1)
-    total = parts.sum(axis=1)
-    return -np.log(total), parts / total[:, None]
+    total = compute + recompute + tensor + experts + bubble + pipeline + gradients
+    log_speed: Floats = -np.log(total)
+    return log_speed
 
 
 def _memory(codes: Codes, size: float) -> Floats:

@@ -229,7 +229,11 @@ def pool_of_problem(problem: Problem, rows: Rows) -> Pool:
         space=_space(problem),
         values=tuple(tuple(range(axis.size)) for axis in problem.axes),
         codes=used,
-        belief=Belief(problem.speed[rows][:, None], problem.memory[rows] * CAPACITY_GIB),
+        belief=Belief(
+            problem.speed[rows][:, None],
+            problem.memory[rows] * CAPACITY_GIB,
+            None if problem.loadings is None else problem.loadings[rows],
+        ),
         capacity_gib=CAPACITY_GIB,
         total=len(used),
     )

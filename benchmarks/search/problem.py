@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,9 @@ class Problem:
     """n legal candidates; ``codes`` (n, axes) number the value that each has on every axis.
 
     ``speed`` and ``memory`` (share of capacity) are believed; ``true_speed`` and ``true_memory``
-    are hidden: ``evaluate`` reveals them one by one, the speed with ``noise`` (log sd). ``terms``
-    (n, k) are shares of the step that the analytic model attributes to its parts. ``start`` is the
+    are hidden: ``evaluate`` reveals them one by one, the speed with ``noise`` (log sd).
+    ``loadings`` (n, k) are what the belief is unsure of (``search.pool.Belief``), None where it
+    does not say. ``start`` is the
     candidate that a person would begin with, -1 where there is none; ``reads_memory`` says whether
     a run tells its peak.
     """
@@ -43,7 +44,7 @@ class Problem:
     true_memory: Floats
     noise: float
     start: int
-    terms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    loadings: Floats | None = None
     seed: int = 0
     reads_memory: bool = True
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import optuna
 import pytest
+from optuna.distributions import IntDistribution
 
-from search.config_pool import ConfigPool, config_pool, described, parameter_codes
+from search.config_pool import (
+    ConfigPool,
+    config_pool,
+    described,
+    loadings,
+    parameter_codes,
+)
 from search.distributions import distributions, parameters
 from search.pareto import DIRECTIONS, OBJECTIVES, TradeOff, pareto_front
+from search.pool import Belief, Pool
 from search.pool_sampler import PoolSampler
 from search.space import build_space
 from specs import catalog
@@ -19,6 +27,8 @@ from specs.formats.experiment import Experiment
 from specs.stack import Framework, Stack
 from specs.workload import Workload
 from studies.job import Job
+from surrogate.features import features
+from surrogate.learned import shipped
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -94,6 +104,33 @@ def test_a_study_by_measured_numbers_finds_the_fastest(pool: ConfigPool, job: Jo
         trial.set_constraint("memory_gib", over)
         study.tell(trial, float(truth[row]))
     assert study.best_value >= 0.99 * best
+
+
+def test_loadings_are_what_the_surrogate_is_unsure_of(pool: ConfigPool, job: Job) -> None:
+    """Their products are the surrogate's own covariance, up to the width of random features."""
+    table = pool.table.take(np.arange(0, len(pool), 40))
+    cases = job.cases(table)
+    unsure = loadings(cases)
+    learned = shipped()
+    moved = learned.constant_loadings(cases)
+    sd = learned.residual.predict(cases).sd
+    points = features(cases)
+    squared = np.square(points[:, None, :] - points[None, :, :]).sum(axis=2)
+    wanted = moved @ moved.T + np.outer(sd, sd) * np.exp(-0.5 * squared)
+    assert unsure @ unsure.T == pytest.approx(wanted, abs=0.4 * float(sd.max()) ** 2)
+    assert np.diag(unsure @ unsure.T) == pytest.approx(np.diag(wanted), rel=0.05)
+
+
+def test_a_measurement_says_more_of_configs_with_the_same_doubts() -> None:
+    space = {"x": IntDistribution(0, 3)}
+    belief = Belief(np.ones((4, 1)), loadings=np.array([[0.2], [0.2], [0.0], [-0.2]]))
+    pool = Pool(space, ((0, 1, 2, 3),), np.arange(4)[:, None], belief, total=4)
+    study = optuna.create_study(direction="maximize", sampler=PoolSampler(pool))
+    study.enqueue_trial({"x": 0})
+    study.tell(study.ask(pool.space), 1.3)
+    scores = PoolSampler(pool).judged(study).scores
+    assert scores.mean[1] > scores.mean[2] > scores.mean[3]
+    assert scores.sd[1] < scores.sd[2]
 
 
 def test_trade_offs_of_configs(pool: ConfigPool, job: Job) -> None:
