@@ -84,7 +84,8 @@ def accuracy_page(content: dict[str, Any], date: str) -> str:
         "Errors are absolute percentage errors on runs that nothing was learned from: whole groups "
         "are left out and everything is learned again. A source is a table or page as the run "
         "cites it; a publisher is all its releases, so that leaving out publisher x model x GPU is "
-        "stricter: no other release of the same repository tells of the model. Folds weigh equally where runs of them are revealed first. Identical stated "
+        "stricter: no other release of the same repository tells of the model. Folds weigh "
+        "equally where runs of them are revealed first. Identical stated "
         "layouts differ by 1.7% (dense) and 5.1% (MoE) in the median: less is noise.",
         "",
         "| what | value |",
