@@ -183,7 +183,8 @@ def show_result(output: Output, result: Result) -> None:
         gain = result.attribution.together
         fits = result.baseline.projection["memory"]["fits"]
         output.say(
-            f"best over baseline: {gain:+.1%}" + ("" if fits else ", which itself does not fit")
+            f"best over baseline: {gain:+.1%}"
+            + ("" if fits else " (the baseline itself does not fit)")
         )
         effects = [
             (effect.change, _percent(effect.alone), _stands(effect), _percent(effect.last))
