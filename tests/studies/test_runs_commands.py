@@ -194,6 +194,11 @@ def test_a_calibration_moves_the_projection_of_a_config_and_of_a_study(
     after = json.loads(capsys.readouterr().out)["throughput"]
     assert 0.75 * projected < after["tokens_per_s_per_gpu"] < 0.95 * projected
     assert after["trust"] == "calibrated"
+    command = ["tune", "llama3.1_70b_mi300x", "--trials", "2", "--pin", "tp=8", "--pin", "pp=1"]
+    out_option = ["--out", str(tmp_path / "results"), "--json"]
+    assert call([*command, "--calibration", str(out), *out_option]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]["projection"]
+    assert best["throughput"]["trust"] == "calibrated"
 
 
 def test_a_run_that_cannot_be_is_not_learned_from(
@@ -225,8 +230,3 @@ def test_a_calibration_with_impossible_numbers_is_refused(
     capsys.readouterr()
     assert call(["validate", str(runs), "--models", models, "--calibration", str(out)]) == 2
     assert field in capsys.readouterr().err
-    command = ["tune", "llama3.1_70b_mi300x", "--trials", "2", "--pin", "tp=8", "--pin", "pp=1"]
-    out_option = ["--out", str(tmp_path / "results"), "--json"]
-    assert call([*command, "--calibration", str(out), *out_option]) == 0
-    best = json.loads(capsys.readouterr().out)["best"]["projection"]
-    assert best["throughput"]["trust"] == "calibrated"
