@@ -51,7 +51,8 @@ def _hidden(part: dict[str, Any]) -> list[str]:
         "",
         f"## Mixtral 8x22B with a hidden truth ({part['draws']} draws)",
         "",
-        "Draws of the surrogate's uncertainty are the truth; the search knows the mean. The config "
+        "Draws of the surrogate's uncertainty are the truth. PoolSampler knows the projection and "
+        "what it is unsure of, never the draw; the others know the projection. The config "
         f"believed best is {believed['mean']:.1%} ± {believed['se']:.1%} below the best. GPSampler "
         "sees the first 20 draws.",
     ]
