@@ -6,11 +6,11 @@ import json
 import math
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
+from specs.files import atomic_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -65,19 +65,8 @@ def checked_file(path: Path, what: str) -> Path:
 
 def write_atomically(path: Path, text: str) -> Path:
     """Writes ``text`` so that ``path`` is either the old or the new file, never a part of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_text(path) as file:
+        file.write(text)
     return path
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
-import os
-import tempfile
 from pathlib import Path
 
+from specs.files import atomic_text
 from specs.runs import RunTable
 from surrogate.learned import Learned
 from surrogate.projection import Projections, project
@@ -58,13 +56,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
+    with atomic_text(path) as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO
@@ -14,6 +12,7 @@ import numpy as np
 from search.space import Space
 from specs.config import AXES, ConfigTable
 from specs.errors import InputError
+from specs.files import atomic_text
 
 RUN_COLUMNS = (
     *("run_id", "source", "gpu", "gpus_per_node", "num_gpus", "framework", "framework_version"),
@@ -37,17 +36,8 @@ def write_space(space: Space, path: Path, advance: Callable[[int], None]) -> Pat
             f"the space has {len(space):,} configs, about {len(space) * BYTES_PER_ROW / 1e9:,.0f} "
             f"GB as CSV; narrow it with --pin axis=value to at most {MAX_ROWS:,}."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            _write(space, file, advance)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_text(path) as file:
+        _write(space, file, advance)
     return path
 
 

@@ -7,8 +7,6 @@ A constant that differs by GPU, format or domain has one entry each, its name en
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specs.errors import InputError
+from specs.files import atomic_text
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -53,21 +52,9 @@ class ConstantFile(BaseModel):
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON atomically: the file is either the old or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    umask = os.umask(0)
-    os.umask(umask)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~umask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic_text(path) as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.write("\n")
 
 
 def read_constants(path: Path) -> ConstantFile:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import yaml
 from specs.choices import TrainingKind
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.files import atomic_text
 from specs.formats.experiment import Experiment
 from specs.formats.megatron.model import write_model
 from specs.formats.megatron.overrides import write_config
@@ -134,11 +133,7 @@ def write_overlay(
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
     text = head + yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with atomic_text(path) as file:
             file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}.") from None
