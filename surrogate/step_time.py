@@ -8,6 +8,7 @@ distinct value and gathered.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ BREAKDOWN = (*PARTS, "recompute", "output", "bubble", "pp", "dp", "optimizer", "
 
 OFFLOADED_S = 8.0 / 25e9
 """Seconds a parameter whose optimizer runs on the host: gradient down and weight up over PCIe 4."""
+
+LORA_TRAINED_SHARE = 0.01
+"""Adapters over all parameters (assumed: rank 16 on the linear layers of a 70B model is 0.3%)."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ class _Step:
         cases, layers = rows.cases, rows.layers
         self.microbatches = cases.microbatches().astype(np.float64)
         self.forward = self._stage_time("forward", layers)
-        self.backward = self._stage_time("input_gradient", layers) + self._recomputed()
+        self.backward = self._stage_time("input_gradient", layers) + self._recomputed
         self.weight = self._stage_time("weight_gradient", layers)
         total = self.forward + self.backward + self.weight
         self.worst = total.argmax(axis=1)
@@ -195,6 +199,7 @@ class _Step:
             time -= stages.window_layers * of(layers.window_saving)
         return time
 
+    @cached_property
     def _recomputed(self) -> Column:
         """Forward passes that full recomputation repeats, shape (n, k)."""
         rows, stages = self.rows, self.rows.stages
@@ -238,7 +243,7 @@ class _Step:
         parts = parts - picked["window_layers"] * both(layers.window_saving)
         parts = parts + mtp * both(layers.mtp_projection)
         again = dense * rows.total(layers.dense_again) + moe * rows.total(layers.moe_again)
-        again += np.take_along_axis(self._recomputed(), self.worst[:, None], axis=1)[:, 0]
+        again += np.take_along_axis(self._recomputed, self.worst[:, None], axis=1)[:, 0]
         split = {name: self.microbatches * parts[i] for i, name in enumerate(PARTS)}
         split["recompute"] = self.microbatches * again
         split["output"] = pipeline - sum(split.values())
@@ -328,6 +333,7 @@ class _Step:
         constant: Column = rates.step_constant + rates.step_spread * doublings + jitter
         return constant
 
+    @cached_property
     def _parameters(self) -> tuple[Column, Column]:
         """Dense and expert parameters of the largest candidate stage on one rank, shape (n,)."""
         rows, stages = self.rows, self.rows.stages
@@ -355,7 +361,7 @@ class _Step:
         """Exposed gradient reduction and parameter gathering."""
         rows = self.rows
         cases, config, rates = rows.cases, rows.cases.config, rows.rates
-        dense, experts = self._parameters()
+        dense, experts = self._parameters
         dense_size, expert_size = self._data_parallel_sizes()
         sharded = config.sharding != int(Sharding.NONE)
         replicas = np.where(sharded, np.maximum(config.replicate, 1), 1)
@@ -364,8 +370,7 @@ class _Step:
         domain = cases.cluster.scale_up_gpus
         dense_group = group(dense_shards, config.tp, domain)
         expert_group = group(expert_shards, config.etp * config.ep, domain)
-        lora = cases.workload.kind == int(TrainingKind.LORA)
-        trained = np.where(lora, 0.01, 1.0)
+        trained = self._trained_share()
 
         def gathered(bytes_each: Column) -> Column:
             return all_gather_s(dense * bytes_each, dense_group, rows.network) + np.where(
@@ -395,6 +400,11 @@ class _Step:
         cases, config = self.rows.cases, self.rows.cases.config
         world = cases.cluster.num_gpus
         return config.data_parallel(world) * config.cp, config.expert_data_parallel(world)
+
+    def _trained_share(self) -> Column:
+        """Part of the parameters that gets gradients: all, or the adapters of LoRA."""
+        lora = self.rows.cases.workload.kind == int(TrainingKind.LORA)
+        return np.where(lora, LORA_TRAINED_SHARE, 1.0)
 
     def _reduced_bytes(self) -> Column:
         """Bytes a gradient travels in: as it is kept, but DeepSpeed reduces in the weights' 16 bit
@@ -438,7 +448,7 @@ class _Step:
         """Adam streams gradients and states through HBM, or over PCIe where they are offloaded."""
         rows = self.rows
         cases, config = rows.cases, rows.cases.config
-        dense, experts = self._parameters()
+        dense, experts = self._parameters
         sharded = config.sharding != int(Sharding.NONE)
         replicas = np.maximum(config.replicate, 1)
         dense_size, expert_size = self._data_parallel_sizes()
@@ -446,7 +456,7 @@ class _Step:
         expert_size = np.maximum(expert_size / replicas, 1)
         local = dense / np.where(sharded, dense_size, 1.0)
         local = local + experts / np.where(sharded, expert_size, 1.0)
-        local = local * np.where(cases.workload.kind == int(TrainingKind.LORA), 0.01, 1.0)
+        local = local * self._trained_share()
         # States are read and written, gradients read, weights written in 16 bit.
         states = 2.0 * cases.stack.optimizer_bytes + cases.stack.gradient_bytes + BYTES
         rate = cases.cluster.hbm_bytes_per_s * rows.rates.optimizer_utilisation
