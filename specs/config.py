@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.choices import (
-    Choice,
     CpComm,
     MoeDispatcher,
     Overlap,
@@ -345,8 +344,3 @@ def _parse_layer_ids(value: Any) -> tuple[int, ...]:
         return ()
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     return tuple(sorted({_parse_positive("recompute_layer_ids", part, 0) for part in parts}))
-
-
-def is_choice_axis(axis: Axis) -> bool:
-    """Whether the axis holds a Choice, whose values can be listed."""
-    return issubclass(axis.kind, Choice)

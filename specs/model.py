@@ -263,8 +263,6 @@ class ModelColumns:
     shared_expert_sharded: Column
     shared_expert_replicated: Column
     router_params: Column
-    total_params: Column
-    active_params: Column
 
     @classmethod
     def of(cls, models: Sequence[Model]) -> ModelColumns:
@@ -302,8 +300,6 @@ def _model_row(model: Model) -> dict[str, float | int | bool]:
     row["expert_params"] = model.expert_parameters()
     row["shared_expert_sharded"], row["shared_expert_replicated"] = model.shared_expert_parameters()
     row["router_params"] = model.router_parameters() if model.is_moe else 0
-    row["total_params"] = float(model.total_parameters())
-    row["active_params"] = float(model.active_parameters())
     return row
 
 

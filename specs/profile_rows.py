@@ -39,7 +39,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "layer": ("dense", "moe"),
 }
 DTYPES = ("bf16", "fp16", "fp32")
-PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,6 @@ class ClusterColumns(Columns):
     peak_fp4_flops: Column
     link_bytes_per_s: Column
     link_latency_s: Column
-    link_is_mesh: Column
     nic_bytes_per_s: Column
     nic_latency_s: Column
     is_amd: Column
@@ -109,7 +108,6 @@ class ClusterColumns(Columns):
             peak_fp4_flops=np.array(peak.get("fp4", 0.0)),
             link_bytes_per_s=np.array(gpu.link_bytes_per_s.value),
             link_latency_s=np.array(gpu.link_latency_s.value),
-            link_is_mesh=np.array(gpu.link_topology == "mesh"),
             nic_bytes_per_s=np.array(gpu.nic_bytes_per_s.value),
             nic_latency_s=np.array(gpu.nic_latency_s.value),
             is_amd=np.array(gpu.vendor == "amd"),

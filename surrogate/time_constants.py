@@ -151,7 +151,6 @@ class RateDesign:
         self.names: list[str] = []
         self._position: dict[str, int] = {}
         self._factors: dict[str, list[tuple[NDArray[np.int64], Column]]] = {}
-        self._only = only
         for column in RATE_COLUMNS:
             family = ALIASES.get(column, column)
             self._factors[column] = []

@@ -21,8 +21,6 @@ Column = NDArray[Any]
 UNSAFE_BELOW = 0.9
 """A memory projection under this share of the measured peak counts as unsafe."""
 
-SLICES = ("gpu", "source", "model", "vendor", "family", "framework")
-
 
 @dataclass(frozen=True)
 class Projected:

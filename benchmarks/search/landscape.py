@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.search.problem import Axis, Codes, Floats, Problem
 
-GPUS, BATCH, LAYERS = 64, 512, 32
+GPUS, BATCH = 64, 512
 NOISE = 0.015
 AXES = (
     Axis("tp", 4, True),

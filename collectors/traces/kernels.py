@@ -99,8 +99,6 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
 )
 
-CATEGORIES = (*(category for category, _ in _PARTS), OTHER)
-
 
 @lru_cache(maxsize=65536)
 def category_of(kernel: str) -> str:

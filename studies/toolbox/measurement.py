@@ -14,7 +14,6 @@ from studies.toolbox.decision import Floats, Judgement, Rule, judge, log_ratios
 from studies.toolbox.process import Launch, Worker
 
 ARMS = ("base", "control", "candidate")
-METRICS = ("auto", "wall_s", "cpu_s", "device_s")
 Log = Callable[[str, Mapping[str, Any]], None]
 
 
