@@ -21,10 +21,8 @@ DEFAULT_SEQ_LEN = 4096
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
-def read_experiment(path: Path, primus_root: Path | None = None) -> Experiment:
+def read_experiment(path: Path) -> Experiment:
     """The training job of a Primus YAML, a study YAML or a Hugging Face ``config.json``.
-
-    ``primus_root`` is the Primus checkout whose presets count, where none is around the file.
 
     Raises:
         InputError: the file cannot be read or is none of these.
@@ -35,9 +33,9 @@ def read_experiment(path: Path, primus_root: Path | None = None) -> Experiment:
         return _of_model(path)
     content = read_chain(path)
     if is_primus(content):
-        return read_primus(path, primus_root)
+        return read_primus(path)
     if is_study(content):
-        return read_study(path, primus_root)
+        return read_study(path)
     if is_huggingface(content):
         return _experiment(model_of(content, str(path), path.stem), path)
     if is_cluster(content):

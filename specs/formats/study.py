@@ -83,7 +83,7 @@ def is_study(content: Mapping[str, Any]) -> bool:
     return "model" in content
 
 
-def read_study(path: Path, primus_root: Path | None = None) -> Experiment:
+def read_study(path: Path) -> Experiment:
     """The experiment of a study YAML. Paths in it are relative to the file.
 
     Raises:
@@ -92,7 +92,7 @@ def read_study(path: Path, primus_root: Path | None = None) -> Experiment:
     content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
     study = validated(StudyFile, content, str(path))
     gpus = catalog.gpus_of(study.gpus, study.sources, str(path)) if study.gpus else {}
-    below = _below(study, path, primus_root)
+    below = _below(study, path)
     cluster = _cluster(study, path, gpus)
     notes = list(below.notes) if isinstance(below, Experiment) else []
     stack = _stack(study, below, cluster, notes)
@@ -114,7 +114,7 @@ def read_study(path: Path, primus_root: Path | None = None) -> Experiment:
     )
 
 
-def _below(study: StudyFile, path: Path, primus_root: Path | None) -> Experiment | Model:
+def _below(study: StudyFile, path: Path) -> Experiment | Model:
     """What ``model`` names: a Primus experiment, or a model."""
     where = f"{path}: model"
     if isinstance(study.model, dict):
@@ -127,7 +127,7 @@ def _below(study: StudyFile, path: Path, primus_root: Path | None) -> Experiment
             raise InputError(f"{where} names {study.model}, which is not beside {path}.")
         if study.model.endswith(".json"):
             return read_huggingface(file)
-        return read_primus(file, primus_root)
+        return read_primus(file)
     return catalog.model(study.model)
 
 

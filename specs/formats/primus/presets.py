@@ -31,29 +31,26 @@ def shipped_defaults() -> dict[str, Any]:
     return defaults
 
 
-def find_root(
-    path: Path, given: Path | None = None, environment: Mapping[str, str] | None = None
-) -> Path | None:
+def find_root(path: Path, environment: Mapping[str, str] | None = None) -> Path | None:
     """The Primus checkout to take presets from, None where there is none.
 
-    ``given`` comes first, then the checkout around ``path``, then the variable PRIMUS_PATH.
+    The checkout around ``path`` comes first, then the one that the variable PRIMUS_PATH names.
 
     Raises:
         InputError: the checkout that was named holds no presets.
     """
     variables = os.environ if environment is None else environment
-    if given is not None:
-        return _checked(given, "--primus-root")
     for folder in path.resolve().parents:
         if (folder / "primus" / "configs").is_dir():
             return folder
     named = variables.get(ROOT_VARIABLE)
-    return _checked(Path(named), ROOT_VARIABLE) if named else None
-
-
-def _checked(root: Path, what: str) -> Path:
+    if not named:
+        return None
+    root = Path(named)
     if not (root / "primus" / "configs").is_dir():
-        raise InputError(f"{what} {root} is no Primus checkout: it has no folder primus/configs.")
+        raise InputError(
+            f"{ROOT_VARIABLE} {root} is no Primus checkout: it has no folder primus/configs."
+        )
     return root
 
 

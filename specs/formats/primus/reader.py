@@ -50,11 +50,7 @@ def is_primus(content: Mapping[str, Any]) -> bool:
     return "modules" in content
 
 
-def read_primus(
-    path: Path,
-    primus_root: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Experiment:
+def read_primus(path: Path, environment: Mapping[str, str] | None = None) -> Experiment:
     """The training job of a Primus experiment YAML.
 
     Raises:
@@ -64,7 +60,7 @@ def read_primus(
     variables = os.environ if environment is None else environment
     content = as_mapping(fill_environment(read_chain(path), str(path), variables), str(path))
     module = read_module(content, path)
-    root = find_root(path, primus_root, variables)
+    root = find_root(path, variables)
     presets = load_presets(root, module.framework, module.config, module.model, variables)
     notes = _stray_notes(content)
     name = str(content.get("exp_name") or path.stem)
@@ -150,7 +146,7 @@ def _read_megatron(
     else:
         values.note(
             f"no Primus checkout around {where}: defaults are those of Primus fd1eeab, the model "
-            f"is {base.name} of the catalog (name the checkout with --primus-root or PRIMUS_PATH)."
+            f"is {base.name} of the catalog (name the checkout with PRIMUS_PATH)."
         )
     model = _named(read_model(values, preset_stem(module.model), base), module.model, values)
     config = read_config(values, model)
@@ -208,8 +204,8 @@ def _catalog_model(model: str, where: str) -> Model:
         return catalog.model(_catalog_name(model))
     except InputError as error:
         raise InputError(
-            f"{where}: no Primus checkout holds the model preset {model!r} (--primus-root or "
-            f"PRIMUS_PATH names it), and {error}"
+            f"{where}: no Primus checkout holds the model preset {model!r} "
+            f"(PRIMUS_PATH names it), and {error}"
         ) from None
 
 

@@ -49,7 +49,7 @@ def read_torchtitan(
     if presets.model is None:
         raise InputError(
             f"{where}: torchtitan experiments need the Primus checkout with the model preset "
-            f"{preset!r}; name it with --primus-root or PRIMUS_PATH."
+            f"{preset!r}; name it with PRIMUS_PATH."
         )
     settings = deep_merge(deep_merge(presets.module, presets.model), overrides)
     notes: list[str] = []
