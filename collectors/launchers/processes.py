@@ -1,0 +1,53 @@
+"""The processes of a run, found by a mark in their environment, wherever they were moved to.
+
+torchrun starts every worker in a session of its own, and a worker whose parent died belongs to
+init: neither the process group nor the tree of parents finds them all. What a process inherits from
+the command is its environment, so that is where the mark is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "FORETUNE_LAUNCH"
+GRACE_S = 10.0
+"""Seconds between SIGTERM and SIGKILL: torchrun takes a moment to end its workers."""
+_PAUSE_S = 0.05
+
+
+def marked(token: str) -> list[int]:
+    """Ids of the live processes of this user that carry the mark, this process left out."""
+    wanted = f"{MARK}={token}".encode()
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        except (OSError, IndexError):
+            continue  # it ended meanwhile, or belongs to somebody else
+        if wanted in environment.split(b"\0") and state not in (b"Z", b"X"):
+            found.append(int(entry.name))
+    return found
+
+
+def end_marked(token: str, grace_s: float = GRACE_S) -> None:
+    """Ends every process that carries the mark: asks, waits ``grace_s``, then kills until none."""
+    _signal(token, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while marked(token):
+        if time.monotonic() >= deadline:
+            _signal(token, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+
+
+def _signal(token: str, number: signal.Signals) -> None:
+    for process in marked(token):
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue
