@@ -1,8 +1,12 @@
-"""The README names only commands, options and files that exist."""
+"""The README names only commands, options and files that exist, and its commands run."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,16 @@ from studies.inputs import shipped_studies
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"(?:`|\.venv/bin/)foretune ([a-z][^`#\n]*)", README)
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+HUGGING_FACE = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 
 
 def test_links_lead_to_files() -> None:
@@ -38,3 +52,29 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert {"tune", "test"} <= set(targets)
     assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_its_commands_run(tmp_path: Path) -> None:
+    """All but the two of make, from a folder that looks like an installed checkout.
+
+    ``pretrain.yaml`` is the Primus experiment that the first of them writes.
+    """
+    (tmp_path / "studies").symlink_to(ROOT / "studies")
+    (tmp_path / "config.json").write_text(json.dumps(HUGGING_FACE))
+    program = tmp_path / ".venv" / "bin" / "foretune"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m foretune "$@"\n')
+    program.chmod(0o755)
+    lines = [line for block in BLOCKS for line in block.splitlines() if "foretune " in line]
+    assert len(lines) >= 4
+    lines.insert(1, "cp results/mixtral_8x22b_mi355x/best.yaml pretrain.yaml")
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

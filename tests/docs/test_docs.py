@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(?:ba)?sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text()))
 
 # `foretune dashboard` serves until it is stopped: here until it has answered once.
@@ -40,7 +40,8 @@ urllib.request.urlopen(url + 'api/studies').read()"
 
 def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs bash in a folder that looks like a checkout."""
-    (folder / "docs").symlink_to(DOCS)
+    for name in ("docs", "studies", "tests"):
+        (folder / name).symlink_to(REPOSITORY / name)
     environment = os.environ | {
         "PYTHON": sys.executable,
         "PYTHONPATH": str(REPOSITORY),
@@ -59,7 +60,7 @@ def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def commands_of(page: Path) -> str:
-    """The bash blocks of a page, one after the other."""
+    """The shell blocks of a page, one after the other."""
     return "\n".join(BLOCK.findall(page.read_text()))
 
 
