@@ -42,6 +42,12 @@ def read_table(runs: Path, models: Path | None, with_results: bool = True) -> Ru
     return read_runs(runs, find, with_results=with_results)
 
 
+def defaults_in_words(defaults: Mapping[str, int]) -> str:
+    """Which columns rows were silent of (name -> number of rows), as one sentence."""
+    silent = ", ".join(f"{name} in {count:,}" for name, count in defaults.items())
+    return f"rows that state no value took the default: {silent} (number of rows)"
+
+
 def validation_json(
     table: RunTable, learned: Learned, calibrate: int = 0, seed: int = 0
 ) -> dict[str, Any]:

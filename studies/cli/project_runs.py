@@ -16,7 +16,7 @@ def project_runs(
         InputError: a file cannot be used, or ``csv`` is missing or cannot be written.
     """
     from specs.errors import InputError
-    from studies.accuracy import read_table
+    from studies.accuracy import defaults_in_words, read_table
     from studies.calibrating import calibrated_by
     from studies.run_projections import projected_rows, write_rows
 
@@ -35,8 +35,7 @@ def project_runs(
         *([f"  ... and {len(refused) - 10} more"] if len(refused) > 10 else []),
     )
     if table.defaults:
-        applied = ", ".join(f"{name} ({count})" for name, count in table.defaults.items())
-        output.notes([f"defaults were applied where a row is silent: {applied}"])
+        output.notes([defaults_in_words(table.defaults)])
     output.result(
         {
             "rows": len(rows),

@@ -60,9 +60,10 @@ def validate_command(
 
 def show_validation(output: Output, content: dict[str, Any]) -> None:
     """Prints the errors by slice, the ranking and what was left out."""
+    from studies.accuracy import defaults_in_words
+
     if content["defaults"]:
-        applied = ", ".join(f"{name} ({count})" for name, count in content["defaults"].items())
-        output.say(f"defaults were applied where a row is silent: {applied}")
+        output.say(defaults_in_words(content["defaults"]))
     for what in ("throughput", "memory"):
         found = content[what]
         rows = [_cells("all", found)]
