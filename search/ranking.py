@@ -1,9 +1,10 @@
 """Exhaustive ranking: every legal config is projected or proved no better, and the best are kept.
 
-A space of millions is not projected row by row. Configs that share a core (mesh, micro-batch,
-pipeline) differ only in features, and two facts bound all of them: no recomputation is fastest,
-full recomputation is leanest. Cores are then worked off from the most promising one, and those that
-cannot come within ``within`` of the best found, or cannot fit at all, are left out.
+A space of millions is not projected row by row. Among configs that differ in recomputation alone
+two facts bound all: without it a config is fastest, with full recomputation it is leanest. Cores
+(mesh, micro-batch, pipeline) are then worked off from the most promising one; configs that cannot
+come within ``within`` of the best found, or cannot fit at all, are left out. Memory comes first: of
+configs that do not fit the throughput is never projected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DIRECT_ROWS = 1 << 20
 """Spaces up to this size are projected row by row."""
 BATCH_ROWS = 1 << 16
 MEMORY_SLACK = 0.05
-"""Fraction above capacity up to which the leanest config of a core leaves hope for the others."""
+"""Fraction above capacity up to which full recomputation leaves hope for less of it."""
 SPEED_SLACK = 0.05
 """Fraction by which what was learned from runs may favour a config with recomputation over the
 same one without: more than is seen among the faster half of the shipped studies (measured)."""
@@ -143,15 +144,17 @@ class Ranker:
         values = [part[0, 0] * part[2, 0] for _, part in self._parts if part.shape[1]]
         return float(max(values, default=0.0))
 
+    def refuse(self, table: ConfigTable, device_gib: Column) -> None:
+        """Counts rows that do not fit, and remembers the leanest of them."""
+        self._projected += len(table)
+        self._remember_leanest(table, device_gib)
+
     def add(self, table: ConfigTable, seen: Projected, cores: Column) -> None:
         """Adds projected rows; ``cores`` says which rows share a core."""
         self._projected += len(table)
         fits = np.flatnonzero(seen.fit_probability >= FIT_PROBABILITY)
         self._fitting += len(fits)
-        lean = int(np.argmin(seen.device_gib))
-        missing_gib = float(seen.device_gib[lean] - self._capacity_gib)
-        if missing_gib < self._missing_gib:
-            self._leanest, self._missing_gib = table.config(lean), missing_gib
+        self._remember_leanest(table, seen.device_gib)
         if len(fits):
             top = int(fits[np.argmax(seen.tokens_per_s_per_gpu[fits])])
             if seen.tokens_per_s_per_gpu[top] > self._speed:
@@ -181,6 +184,12 @@ class Ranker:
             leanest=self._leanest,
             missing_gib=self._missing_gib,
         )
+
+    def _remember_leanest(self, table: ConfigTable, device_gib: Column) -> None:
+        lean = int(np.argmin(device_gib))
+        missing_gib = float(device_gib[lean] - self._capacity_gib)
+        if missing_gib < self._missing_gib:
+            self._leanest, self._missing_gib = table.config(lean), missing_gib
 
     def _best(self, rows: Column, columns: Column) -> Column:
         """The ``keep`` best of ``rows``, best first, at most ``per_core`` of a core."""
@@ -226,52 +235,68 @@ def rank(
     total = len(space)
     if total <= DIRECT_ROWS:
         for positions in _slices(np.array([0]), np.array([total])):
-            _add(ranker, space, surrogate, positions)
+            _add(ranker, space, surrogate, capacity_gib, positions)
             advance(len(positions))
         return ranker.ranking(total)
-    bound = _core_bounds(space, surrogate, capacity_gib)
-    promising = np.argsort(-bound, kind="stable")
-    promising = promising[bound[promising] > 0]
+    fast, bound = _bounds(space, surrogate, capacity_gib)
+    of_core = np.zeros(len(space.core))
+    np.maximum.at(of_core, fast.core_of(np.arange(len(fast))), bound)
+    promising = np.argsort(-of_core, kind="stable")
+    promising = promising[of_core[promising] > 0]
     done = 0
     for cores in _batches(space, promising):
-        if bound[cores[0]] < (1 - within) * ranker.best:
+        if of_core[cores[0]] < (1 - within) * ranker.best:
             break
-        cores = cores[bound[cores] >= (1 - within) * ranker.best]
+        cores = cores[of_core[cores] >= (1 - within) * ranker.best]
         for positions in _slices(*space.span(cores)):
-            _add(ranker, space, surrogate, positions)
             advance(len(positions))
             done += len(positions)
+            near = bound[space.counterparts(positions, fast)]
+            positions = positions[(near > 0) & (near >= (1 - within) * ranker.best)]
+            _add(ranker, space, surrogate, capacity_gib, positions)
     advance(total - done)
     return ranker.ranking(total)
 
 
-def _core_bounds(space: Space, surrogate: Surrogate, capacity_gib: float) -> Column:
-    """An upper bound of the throughput of each core, 0 where none of its configs can fit.
+def _bounds(space: Space, surrogate: Surrogate, capacity_gib: float) -> tuple[Space, Column]:
+    """The space without recomputation, and an upper bound of the throughput of each of its configs.
 
-    Without recomputation a config is fastest and with full recomputation it is leanest, but for the
-    activations of the one layer that is being recomputed: hence the slack in memory. Where nothing
-    can fit the leanest core keeps its bound, so that the ranking can say how much is missing.
+    The bound holds for every config that differs in recomputation alone; it is 0 where none of them
+    can fit. With full recomputation a config is leanest, but for the activations of the one layer
+    that is being recomputed: hence the slack in memory. Where nothing can fit the leanest keeps its
+    bound, so that the ranking can say how much is missing.
     """
-    leanest = np.full(len(space.core), np.inf)
-    lean = space.narrowed_to(_FULL_RECOMPUTE)
+    fast, lean = space.narrowed_to(_NO_RECOMPUTE), space.narrowed_to(_FULL_RECOMPUTE)
+    leanest = np.full(len(fast), np.inf)
     for positions in _slices(np.array([0]), np.array([len(lean)])):
-        device_gib = surrogate.device_gib(lean.rows(positions))
-        np.minimum.at(leanest, lean.core_of(positions), device_gib)
+        where = lean.counterparts(positions, fast)
+        leanest[where] = surrogate.device_gib(lean.rows(positions))
     known = np.isfinite(leanest)
     hopeful = ~known | (leanest <= (1 + MEMORY_SLACK) * capacity_gib)
     if not hopeful.any():
-        hopeful = leanest <= leanest.min()
-    bound = np.zeros(len(space.core))
-    fast = space.narrowed_to(_NO_RECOMPUTE)
-    for positions in _slices(*fast.span(np.flatnonzero(hopeful))):
-        speed = surrogate.tokens_per_s_per_gpu(fast.rows(positions)) * (1 + SPEED_SLACK)
-        np.maximum.at(bound, fast.core_of(positions), speed)
-    return bound
+        hopeful = leanest <= leanest.min(initial=np.inf)
+    bound = np.zeros(len(fast))
+    places = np.flatnonzero(hopeful)
+    for start in range(0, len(places), BATCH_ROWS):
+        rows = places[start : start + BATCH_ROWS]
+        bound[rows] = surrogate.tokens_per_s_per_gpu(fast.rows(rows)) * (1 + SPEED_SLACK)
+    return fast, bound
 
 
-def _add(ranker: Ranker, space: Space, surrogate: Surrogate, positions: Column) -> None:
+def _add(
+    ranker: Ranker, space: Space, surrogate: Surrogate, capacity_gib: float, positions: Column
+) -> None:
+    """Projects configs: memory of all, the rest of those that fit."""
+    if not len(positions):
+        return
     table = space.rows(positions)
-    ranker.add(table, surrogate.project(table), space.core_of(positions))
+    device_gib = surrogate.device_gib(table)
+    fits = device_gib <= capacity_gib
+    if not fits.all():
+        ranker.refuse(table.take(~fits), device_gib[~fits])
+    if fits.any():
+        held = table.take(fits)
+        ranker.add(held, surrogate.project(held), space.core_of(positions[fits]))
 
 
 def _slices(first: Column, length: Column) -> Iterator[Column]:

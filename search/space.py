@@ -122,6 +122,27 @@ class Space:
         first = first + (cores - self._groups.starts[group]) * self._widths[group]
         return first, self._widths[group]
 
+    def counterparts(self, positions: Column, other: Space) -> Column:
+        """Positions in ``other`` of the configs that differ in recomputation alone.
+
+        ``other`` is this space narrowed to one way of recomputation, in which every core goes with
+        the features that it goes with here.
+        """
+        group = np.searchsorted(self._ends, positions, side="right")
+        found = np.empty(len(positions), dtype=np.int64)
+        others, yielding = len(self._others), len(self._yielding)
+        for g in np.unique(group):
+            inside = group == g
+            mine, theirs = (space._features_of(g) // yielding % others for space in (self, other))
+            place = np.zeros(others, dtype=np.int64)
+            place[theirs] = np.arange(len(theirs))
+            core, feature = np.divmod(
+                positions[inside] - (self._ends[g] - self._sizes[g]), len(mine)
+            )
+            first = other._ends[g] - other._sizes[g]
+            found[inside] = first + core * len(theirs) + place[mine[feature]]
+        return found
+
     def sample(self, count: int, seed: int) -> ConfigTable:
         """``count`` distinct configs drawn uniformly (all of them where there are fewer)."""
         total = len(self)

@@ -87,6 +87,7 @@ MOE_AXES = {
 STUDIES = {
     "moe": ("mixtral-8x7b", "1x8xMI300X", MOE_AXES),
     "dense": ("llama3.1-8b", "1x8xA100-40GB", {"recompute_layers": [0, 1, 2, 8]}),
+    "bf16 and fp8": ("qwen2.5-32b", "2x8xMI300X", {"recompute_layers": [0, 1, 16], "cp": [1, 2]}),
     "nothing fits": ("llama3.1-70b", "1x8xA100-40GB", {"recompute_layers": [0, 1, 5]}),
 }
 

@@ -322,6 +322,30 @@ def test_cores_and_their_spans() -> None:
     assert len(part) == space.counts()["recompute"]["none"]
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_counterparts_differ_in_recomputation_alone(full: bool) -> None:
+    narrowing = {"recompute_layers": [0, 1, 7], "pp": [1, 4], "cp": [1, 2], "precision": ["bf16"]}
+    space = _space("mixtral-8x7b", full=full, **narrowing)
+    plain = space.narrowed_to(
+        {
+            "recompute": (Recompute.NONE,),
+            "recompute_method": (RecomputeMethod.NONE,),
+            "recompute_layers": (0,),
+            "recompute_modules": (RecomputeModules.NONE,),
+            "recompute_layer_ids": ((),),
+        }
+    )
+    positions = np.random.default_rng(0).choice(len(space), 2000)
+    mine, theirs = space.rows(np.sort(positions)), plain.rows(np.arange(len(plain)))
+    found = theirs.take(space.counterparts(np.sort(positions), plain))
+    for name, column in mine.columns().items():
+        if not name.startswith("recompute"):
+            assert np.array_equal(column, found.columns()[name]), name
+    assert not found.recompute.any()
+    own = np.arange(0, len(plain), 17)
+    assert np.array_equal(plain.counterparts(own, plain), own)
+
+
 def test_layers_that_do_not_divide_get_a_balanced_layout() -> None:
     layout = balanced_layout(61, 1, 16, 2)
     assert layout == "Et*1|(t*2|)*29t*1|t*1,m,L"
