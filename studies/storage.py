@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from specs.errors import InputError
 from studies.files import checked_file
@@ -26,6 +28,24 @@ _JOURNAL_SUFFIXES = (".journal", ".log", ".jsonl")
 _PASSWORD = re.compile(
     r"(?<=://)(?P<user>[^:/@\s]*):[^\s]*@|(?<=[?&;])(password|passwd|pwd)=[^&\s]*"
 )
+
+CREATING_TRIES = 5
+BUSY_S = 60.0
+"""Seconds that SQLite waits for another process that writes."""
+LIBPQ_SCHEMES = ("postgresql", "postgresql+psycopg2", "postgresql+psycopg")
+LIBPQ = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""Connection parameters of libpq (s; the last one ms): a peer that is gone is noticed in 60 s."""
+LASTING = ("disk is full", "no space left", "readonly", "read-only", "i/o error", "unable to open")
+"""Words of errors that waiting does not mend."""
+
+Result = TypeVar("Result")
+Told = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +123,127 @@ def open_storage(address: StorageAddress) -> BaseStorage:
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if address.path is not None:
-        address.path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if address.path is not None:
+            address.path.parent.mkdir(parents=True, exist_ok=True)
         if address.kind == "journal" and address.path is not None:
             return _open_journal(address.path)
-        return optuna.storages.RDBStorage(address.url)
+        return _open_database(address)
     except ImportError:
         raise InputError(
             f"the driver for {address.shown} is missing; run: pip install 'foretune[postgres]'."
         ) from None
     except (SQLAlchemyError, RuntimeError, ValueError, KeyError, OSError) as error:
-        reason = hide_password(str(error)).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"cannot open the storage {address.shown}: {reason[0].rstrip('.')}."
+            f"cannot open the storage {address.shown}: {first_line(error).rstrip('.')}."
+        ) from None
+
+
+def _open_database(address: StorageAddress) -> BaseStorage:
+    """The database, its tables made where they are missing."""
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+    for attempt in range(CREATING_TRIES):
+        try:
+            return RDBStorage(address.url, engine_kwargs=engine_arguments(address))
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            # Several that open a new database at once make the same tables: all but one fail.
+            made_at_once = "already exists" in str(error) or isinstance(error, IntegrityError)
+            if not made_at_once or attempt == CREATING_TRIES - 1:
+                raise
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("unreachable")
+
+
+def engine_arguments(address: StorageAddress) -> dict[str, Any]:
+    """How to connect: a dead server or network is noticed in a minute, a stale connection at once.
+
+    What the URL itself states (``?connect_timeout=5``) is left alone.
+    """
+    if address.kind != "server":
+        return {"connect_args": {"timeout": BUSY_S}}
+    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    scheme = address.url.partition("://")[0]
+    if scheme in LIBPQ_SCHEMES:
+        wanted = {name: value for name, value in LIBPQ.items() if f"{name}=" not in address.url}
+        arguments["connect_args"] = wanted
+    return arguments
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, without passwords; where it wraps another, of that."""
+    from optuna.exceptions import StorageInternalError
+
+    if isinstance(error, StorageInternalError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = hide_password(str(getattr(error, "orig", None) or error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the storage may answer later: it restarts, the network is cut, another one writes."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+    if isinstance(error, StorageInternalError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError) and not any(
+        words in str(error.orig).lower() for words in LASTING
+    )
+
+
+def patiently(
+    action: Callable[[], Result], patience_s: float, told: Told = lambda _: None
+) -> Result:
+    """What ``action`` gives, tried again while the storage does not answer.
+
+    ``action`` must do no harm when it is done twice: an answer that was lost is asked for again.
+
+    Args:
+        action: what to do.
+        patience_s: for how long; pauses grow from 0.1 s to 10 s.
+        told: hears once why it waits.
+
+    Raises:
+        InputError: the storage did not answer for that long.
+    """
+    deadline, pause_s = time.monotonic() + patience_s, 0.1
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            if pause_s == 0.1:
+                told(f"the storage does not answer ({first_line(error)}): trying again.")
+            if time.monotonic() + pause_s > deadline:
+                raise InputError(
+                    f"the storage does not answer: {first_line(error)}. Nothing that it holds is "
+                    "lost; run the same command again when it does."
+                ) from None
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, 10.0)
+
+
+@contextmanager
+def in_one_sentence(address: StorageAddress) -> Iterator[None]:
+    """Turns what a storage raises while a study is written into one sentence.
+
+    Raises:
+        InputError: the disk is full, the folder is read-only, or the server is gone.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, OSError) as error:
+        raise InputError(
+            f"the storage {address.shown} cannot be written: {first_line(error).rstrip('.')}; the "
+            "trials that it holds are intact, so run the same command again when it can."
         ) from None
 
 
@@ -165,27 +292,3 @@ class _KernelLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-@contextmanager
-def only_driver(address: StorageAddress, folder: Path, study: str) -> Iterator[None]:
-    """Holds the right to drive a study on this machine, so that no trial is evaluated twice.
-
-    The lock is a file beside the storage, or in ``folder`` where the storage is a server.
-
-    Raises:
-        InputError: another process drives the study now.
-    """
-    beside = address.path.parent if address.path is not None else folder
-    beside.mkdir(parents=True, exist_ok=True)
-    handle = os.open(beside / f".{study}.driver", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another foretune is working on the study {study!r}; wait for it or stop it."
-            ) from None
-        yield
-    finally:
-        os.close(handle)

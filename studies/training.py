@@ -23,8 +23,9 @@ from studies.files import checked_folder, name_from
 from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.oracles import Oracle, SurrogateOracle
-from studies.storage import only_driver, storage_address
+from studies.storage import storage_address
 from studies.transfer import other_study, transferred
+from studies.turns import only_driver
 from studies.wording import describe
 
 DEFAULT_TRIALS = 64

@@ -74,8 +74,9 @@ def ask_command(
     from studies.inputs import resolve
     from studies.real_runs import RealRuns
     from studies.run_requests import Slot, ask_runs, duration_s
-    from studies.storage import only_driver, storage_address
+    from studies.storage import storage_address
     from studies.transfer import other_study
+    from studies.turns import TELLING_S, only_driver
 
     output = Output(as_json)
     wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
@@ -85,7 +86,7 @@ def ask_command(
     address = storage_address(storage, out / "foretune.db")
     space = Space.of(job.experiment, job.cluster, full=not core)
     other = other_study(from_study, address) if from_study else None
-    with only_driver(address, out / name, name):
+    with only_driver(address, out / name, f"{name}/measured", TELLING_S):
         measured = RealRuns.open(job, address, name, other.source if other else None)
         asked = ask_runs(measured, space, wanted, out / measured.name, runs, seed)
     notes = [note for note in (*job.notes, measured.note, asked.note) if note]

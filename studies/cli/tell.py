@@ -58,7 +58,8 @@ def tell_command(
     from studies.real_runs import Outcome, RealRuns
     from studies.run_ranking import ranking_after, show_ranking, write_calibrated
     from studies.run_results import read_result
-    from studies.storage import only_driver, storage_address
+    from studies.storage import storage_address
+    from studies.turns import TELLING_S, only_driver
 
     output = Output(as_json)
     by_hand = speed is not None or oom or bool(crash) or lost
@@ -70,7 +71,7 @@ def tell_command(
     name = name_from(job.experiment.name)
     checked_folder(out)
     address = storage_address(storage, out / "foretune.db")
-    with only_driver(address, out / name, name):
+    with only_driver(address, out / name, f"{name}/measured", TELLING_S):
         measured = RealRuns.open(job, address, name, create=False)
         told: list[tuple[int, Outcome]] = []
         if by_hand:
@@ -81,8 +82,8 @@ def tell_command(
             # Every file is read before anything is written: all are told, or none.
             told += [read_result(job, measured.name, path, run) for path in files or ()]
         sentences = [measured.tell(number, outcome, again) for number, outcome in told]
-        after = ranking_after(measured)
-        paths = write_calibrated(measured, out / measured.name)
+    after = ranking_after(measured)
+    paths = write_calibrated(measured, out / measured.name)
     output.notes([note for note in (*job.notes, measured.note) if note])
     if as_json:
         content: dict[str, Any] = {

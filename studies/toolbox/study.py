@@ -10,7 +10,7 @@ from typing import Any
 
 from specs.errors import InputError
 from studies.files import checked_folder, to_json, write_atomically
-from studies.storage import only_driver, storage_address
+from studies.storage import storage_address
 from studies.toolbox.artifact import run_program, write_artifact
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.evaluation import Baseline, Evaluator
@@ -32,6 +32,7 @@ from studies.toolbox.space import ToolSpace
 from studies.toolbox.verdicts import Outcome
 from studies.training import Progress as Watch
 from studies.training import silent
+from studies.turns import only_driver
 
 ARTIFACT_TOKENS = 8
 """Tokens that a written program must generate before it is called running."""

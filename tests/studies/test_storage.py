@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from specs.errors import InputError
-from studies.storage import hide_password, only_driver, open_storage, storage_address
+from studies.storage import hide_password, open_storage, storage_address
+from studies.turns import only_driver
 
 
 @pytest.mark.parametrize(
