@@ -31,6 +31,12 @@ class Cluster(BaseModel):
         """GPUs reachable over the scale-up links (an NVL72 rack spans many nodes)."""
         return min(max(self.gpu.scale_up_gpus, self.gpus_per_node), self.num_gpus)
 
+    @property
+    def shape(self) -> str:
+        """Nodes and GPUs in words, as ``8 nodes x 8 MI355X``."""
+        nodes = "node" if self.num_nodes == 1 else "nodes"
+        return f"{self.num_nodes:,} {nodes} x {self.gpus_per_node} {self.gpu.name}"
+
     @model_validator(mode="after")
     def _named(self) -> Self:
         if not self.name:

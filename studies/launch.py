@@ -48,8 +48,7 @@ def header(job: Job, config: TrainingConfig, projected: Mapping[str, Any]) -> tu
     low, high = speed["interval90"]
     return (
         f"{workload.model.name}, sequence {workload.seq_len}, global batch "
-        f"{workload.global_batch_size}, on {job.cluster.num_nodes} nodes x "
-        f"{job.cluster.gpus_per_node} {job.cluster.gpu.name}.",
+        f"{workload.global_batch_size}, on {job.cluster.shape}.",
         f"Config: {describe(config)}",
         f"Projected by foretune: {speed['tokens_per_s_per_gpu']:.0f} tokens/s/GPU "
         f"(90%: {low:.0f} to {high:.0f}), {speed['step_time_s']:.3g} s a step, "

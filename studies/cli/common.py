@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-PLAIN_WIDTH = 110
+PLAIN_WIDTH = 80
 """Columns of output that no terminal shows: a file or a pipe."""
 EXIT_DONE, EXIT_BUG, EXIT_BAD_INPUT, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 

@@ -124,8 +124,8 @@ def show_job(output: Output, job: Job) -> None:
     output.say(
         f"{workload.model.name} ({billions:.1f} B parameters), sequence {workload.seq_len:,}, "
         f"global batch {workload.global_batch_size:,}, {workload.kind.label}",
-        f"{job.cluster.num_nodes} nodes x {job.cluster.gpus_per_node} {job.cluster.gpu.name} "
-        f"= {job.cluster.num_gpus:,} GPUs, {job.experiment.stack.framework_name}",
+        f"{job.cluster.shape} = {job.cluster.num_gpus:,} GPUs, "
+        f"{job.experiment.stack.framework_name}",
         f"config: {describe(job.baseline)}",
     )
 

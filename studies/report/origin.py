@@ -123,10 +123,7 @@ def reproduce_section(facts: StudyFacts, command: str) -> Markup:
             f"sequence {workload.seq_len:,}, global batch {workload.global_batch_size:,}, "
             f"{workload.kind.label}, routing imbalance {workload.routing_imbalance:g}",
         ),
-        (
-            "cluster",
-            f"{job.cluster.num_nodes} nodes x {job.cluster.gpus_per_node} {job.cluster.gpu.name}",
-        ),
+        ("cluster", job.cluster.shape),
         ("stack", f"{stack.framework_name} {stack.version}".strip()),
         ("oracle", str(inputs.get("oracle", ""))),
         ("seed", str(inputs.get("seed", ""))),

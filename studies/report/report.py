@@ -26,8 +26,8 @@ def report(facts: StudyFacts, tokens: float | None = None, usd: float | None = N
             paragraphs(
                 f"{workload.model.total_parameters() / 1e9:,.1f} B parameters, sequence "
                 f"{workload.seq_len:,}, global batch {workload.global_batch_size:,}, "
-                f"{workload.kind.label}; {cluster.num_nodes:,} nodes x {cluster.gpus_per_node} "
-                f"{cluster.gpu.name}, {job.experiment.stack.framework_name}."
+                f"{workload.kind.label}; {cluster.shape}, "
+                f"{job.experiment.stack.framework_name}."
             ),
             answer.notes_of(facts),
         ]
