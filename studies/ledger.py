@@ -3,7 +3,7 @@
 A trial is written in one transaction, so a process killed at any moment leaves either the whole
 trial or nothing of it. A candidate refused by memory is a complete trial whose constraint
 ``memory_gib`` is above 0; an illegal proposal is a note on the study; a crashed oracle is a failed
-trial.
+trial. A trial that waits for a worker, or is with one, is in ``studies.queue``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 CONSTRAINT = "memory_gib"
 _NOTE = "illegal "
+WORKER, BEAT, REQUEUED = "worker", "beat", "requeued"
+OF_WORKERS = (WORKER, BEAT, REQUEUED)
+"""Attributes of a trial: which worker has it, its sign of life, how often it was queued again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +120,9 @@ class Ledger:
         self.name = study.study_name
         self.storage = address.shown
         self.note = note
-        self._seen = {
-            trial.user_attrs["config_key"]: trial.number
-            for trial in study.get_trials(deepcopy=False)
-            if "config_key" in trial.user_attrs
-        }
+        self._seen: dict[str, int] = {}
+        self._is_current = False
+        self.refresh()
 
     @classmethod
     def open(cls, address: StorageAddress, name: str, inputs: Mapping[str, Any]) -> Ledger:
@@ -135,6 +136,26 @@ class Ledger:
         """
         study, note = open_study(address, name, inputs, "tokens_per_s_per_gpu")
         return cls(study, address, note)
+
+    @property
+    def study(self) -> Study:
+        """The Optuna study."""
+        return self._study
+
+    def refresh(self) -> list[FrozenTrial]:
+        """Reads again what the storage holds; gives its trials."""
+        trials = self._study.get_trials(deepcopy=False)
+        self._seen = {
+            trial.user_attrs["config_key"]: trial.number
+            for trial in trials
+            if "config_key" in trial.user_attrs
+        }
+        self._is_current = True
+        return trials
+
+    def open_trials(self) -> int:
+        """How many trials wait for a worker or are with one."""
+        return sum(not trial.state.is_finished() for trial in self.refresh())
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -159,48 +180,77 @@ class Ledger:
     def record(
         self, config: TrainingConfig, outcome: Evaluation | Crash, proposer: str, reason: str
     ) -> bool:
-        """Adds the trial of a config, once: a config already in the ledger is left as it is."""
+        """Adds the trial of a config, once: a config already in the ledger is left as it is.
+
+        May be tried again where the storage did not answer.
+        """
+        return self._add(evaluated(config, outcome, proposer, reason))
+
+    def enqueue(self, config: TrainingConfig, proposer: str, reason: str) -> bool:
+        """Adds a config for a worker to evaluate, once; as ``record``."""
         from optuna.trial import TrialState, create_trial
 
-        key = config_key(config)
+        return self._add(
+            create_trial(
+                state=TrialState.WAITING,
+                params=parameters(config),
+                distributions=dict(distributions()),
+                user_attrs=_proposed(config, proposer, reason),
+            )
+        )
+
+    def _add(self, trial: FrozenTrial) -> bool:
+        if not self._is_current:
+            self.refresh()
+        key = trial.user_attrs["config_key"]
         if key in self._seen:
             return False
-        attributes: dict[str, Any] = {
-            "config": config.as_labels(),
-            "config_key": key,
-            "proposer": proposer,
-            "reason": reason,
-            "cost_s": round(outcome.cost_s, 6),
-        }
-        if isinstance(outcome, Crash):
-            trial = create_trial(
-                state=TrialState.FAIL,
-                params=parameters(config),
-                distributions=dict(distributions()),
-                user_attrs=attributes | {"crash": outcome.reason},
-            )
-        else:
-            trial = create_trial(
-                state=TrialState.COMPLETE,
-                value=outcome.tokens_per_s_per_gpu,
-                params=parameters(config),
-                distributions=dict(distributions()),
-                user_attrs=attributes
-                | {"fit_probability": outcome.fit_probability}
-                | outcome.details,
-                constraints={CONSTRAINT: outcome.memory_gib},
-            )
+        self._is_current = False  # until it is known whether the trial was written
         self._study.add_trial(trial)
         self._seen[key] = len(self._seen)
+        self._is_current = True
         return True
 
     def trials(self) -> list[Trial]:
-        """Every trial in the order of its number."""
-        return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+        """Every finished trial in the order of its number."""
+        return _finished(self._study)
+
+
+def evaluated(
+    config: TrainingConfig, outcome: Evaluation | Crash, proposer: str, reason: str
+) -> FrozenTrial:
+    """A finished trial with everything that is kept of it."""
+    from optuna.trial import TrialState, create_trial
+
+    attributes = _proposed(config, proposer, reason) | {"cost_s": round(outcome.cost_s, 6)}
+    if isinstance(outcome, Crash):
+        return create_trial(
+            state=TrialState.FAIL,
+            params=parameters(config),
+            distributions=dict(distributions()),
+            user_attrs=attributes | {"crash": outcome.reason},
+        )
+    return create_trial(
+        state=TrialState.COMPLETE,
+        value=outcome.tokens_per_s_per_gpu,
+        params=parameters(config),
+        distributions=dict(distributions()),
+        user_attrs=attributes | {"fit_probability": outcome.fit_probability} | outcome.details,
+        constraints={CONSTRAINT: outcome.memory_gib},
+    )
+
+
+def _proposed(config: TrainingConfig, proposer: str, reason: str) -> dict[str, Any]:
+    return {
+        "config": config.as_labels(),
+        "config_key": config_key(config),
+        "proposer": proposer,
+        "reason": reason,
+    }
 
 
 def read_trials(address: StorageAddress, name: str) -> list[Trial]:
-    """The trials of a study, which must exist.
+    """The finished trials of a study, which must exist.
 
     Raises:
         InputError: the storage or the study does not exist.
@@ -214,11 +264,18 @@ def read_trials(address: StorageAddress, name: str) -> list[Trial]:
     if name not in names:
         known = f"it holds {', '.join(names)}" if names else "it holds none"
         raise InputError(f"there is no study {name!r} in {address.shown}; {known}.")
-    study = optuna.load_study(study_name=name, storage=storage)
-    return [_trial(frozen) for frozen in study.get_trials(deepcopy=False)]
+    return _finished(optuna.load_study(study_name=name, storage=storage))
 
 
-_FIXED = ("config", "config_key", "proposer", "reason", "cost_s", "fit_probability")
+def _finished(study: Study) -> list[Trial]:
+    trials = study.get_trials(deepcopy=False)
+    return [_trial(frozen) for frozen in trials if frozen.state.is_finished()]
+
+
+_FIXED = (
+    *("config", "config_key", "proposer", "reason", "cost_s", "fit_probability"),
+    *OF_WORKERS,
+)
 
 
 def _trial(frozen: FrozenTrial) -> Trial:

@@ -24,7 +24,8 @@ from specs.gpu import Gpu
 from specs.profile_rows import PlanItem, Profile, close_profile, plan_json, read_profile
 from studies.files import to_json, write_atomically
 from studies.job import Job
-from studies.training import Progress, check_baseline, rank_space
+from studies.progress import Progress
+from studies.training import check_baseline, rank_space
 from studies.wording import describe
 from surrogate.learned import Learned
 from surrogate.profile_calibration import ProfileCalibration, calibrate, profiled

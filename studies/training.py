@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,15 @@ from search.space import Space
 from specs.config import AXES, ConfigTable, TrainingConfig
 from specs.errors import InfeasibleError, InputError
 from specs.legality import why_illegal
+from studies.driving import Crew, Driver
 from studies.files import checked_folder, name_from
 from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.oracles import Oracle, SurrogateOracle
-from studies.storage import storage_address
+from studies.progress import Progress, silent
+from studies.queue import Queue
+from studies.spending import share, spend
+from studies.storage import in_one_sentence, storage_address
 from studies.transfer import other_study, transferred
 from studies.turns import only_driver
 from studies.wording import describe
@@ -31,14 +34,6 @@ from studies.wording import describe
 DEFAULT_TRIALS = 64
 KEPT = 4096
 """Best configs of the ranking that shortlist and trials choose from."""
-
-Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-"""``progress(text, total)`` gives ``advance(steps)``; a silent one where nobody watches."""
-
-
-def silent(_text: str, _total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """Progress that nobody sees."""
-    return nullcontext(lambda _steps: None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +46,7 @@ class StudyOptions:
     seed: int | None = None
     shortlist_size: int = 5
     from_study: str | None = None
+    crew: Crew = field(default_factory=Crew)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +115,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     inputs = study_inputs(job, space, oracle, seed or 0)
     anchor, anchor_notes = anchor_of(job, ranking)
     notes = (*job.notes, *anchor_notes)
-    with only_driver(address, options.out / name, name):
+    with only_driver(address, options.out / name, name) as held, in_one_sentence(address):
         ledger = Ledger.open(address, name, inputs)
         ledger.describe({"notes": list(notes)})
         seeds = _legal_seeds(job, seed_sweep(anchor, space.axes), ledger)
@@ -127,7 +123,11 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
             other = other_study(options.from_study, address)
             seeds[1:1] = transferred(job, space, ranking.table, other)
         plan = _plan(seeds, ranking, trials, options.shortlist_size)
-        _spend(plan, oracle, ledger, trials, progress)
+        if options.crew.workers is None and not ledger.open_trials():
+            spend(plan, oracle, ledger, trials, progress)
+        else:
+            driver = Driver(ledger, Queue(address, ledger.name), held, trials, options.crew)
+            share(plan, driver, oracle, options.out / ledger.name, progress)
     rows = shortlist(ranking, options.shortlist_size)
     return Study(
         job=job,
@@ -253,19 +253,3 @@ def _plan(seeds: list[Proposal], ranking: Ranking, trials: int, reserve: int) ->
 def _ranked(ranking: Ranking, row: int, reason: str) -> Proposal:
     text = f"{reason}: rank {row + 1} of {ranking.legal:,} legal configs"
     return Proposal(ranking.table.config(row), "exhaustive ranking", text)
-
-
-def _spend(
-    plan: Iterator[Proposal], oracle: Oracle, ledger: Ledger, trials: int, progress: Progress
-) -> None:
-    """Evaluates proposals that the ledger does not hold until it holds ``trials``."""
-    with progress("trials", trials) as advance:
-        advance(min(len(ledger), trials))
-        for proposal in plan:
-            if len(ledger) >= trials:
-                return
-            if proposal.config in ledger:
-                continue
-            outcome = oracle.evaluate(proposal.config)
-            ledger.record(proposal.config, outcome, proposal.proposer, proposal.reason)
-            advance(1)

@@ -23,6 +23,7 @@ from studies.cli.tell import tell_command
 from studies.cli.toolbox import toolbox_command
 from studies.cli.tune import tune_command
 from studies.cli.validate import validate_command
+from studies.cli.worker import worker_command
 
 app = typer.Typer(
     name="foretune",
@@ -58,6 +59,7 @@ app.command("dashboard")(dashboard_command)
 app.command("ingest")(ingest_command)
 app.command("profile")(profile_command)
 app.command("toolbox")(toolbox_command)
+app.command("worker")(worker_command)
 app.add_typer(bench_app, name="bench")
 
 

@@ -27,6 +27,7 @@ from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
     from search.attribution import Effect
+    from studies.driving import Crew
     from studies.explanation import WhyNot
     from studies.job import Job
     from studies.profiled import Change
@@ -63,6 +64,23 @@ PythonOption = Annotated[
         show_default=False,
     ),
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        max=256,
+        help="Share the trials among this many processes here, and any foretune worker elsewhere "
+        "(0: only those).",
+        show_default=False,
+    ),
+]
+LeaseOption = Annotated[
+    str,
+    typer.Option(
+        "--lease", metavar="TIME", help="Queue a trial again after this long without its worker."
+    ),
+]
 StudySeedOption = Annotated[
     int | None,
     typer.Option("--seed", min=0, help="Seed of every random draw (0).", show_default=False),
@@ -84,6 +102,8 @@ def tune_command(
     calibration: CalibrationOption = None,
     profile: ProfileOption = None,
     python: PythonOption = None,
+    workers: WorkersOption = None,
+    lease: LeaseOption = "1m",
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -107,8 +127,9 @@ def tune_command(
         job = replace(job, learned=calibrated_by(calibration))
     if not as_json:
         show_job(output, job)
+    crew = _crew(output, workers, lease, calibration, profile)
     options = StudyOptions(
-        out=out, storage=storage, trials=trials, seed=seed, from_study=from_study
+        out=out, storage=storage, trials=trials, seed=seed, from_study=from_study, crew=crew
     )
     change = None
     if profile is not None:
@@ -135,6 +156,24 @@ def tune_command(
         output.say(rival)
     output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
     output.say(*(f"  {path.name}" for path in files))
+
+
+def _crew(
+    output: Output, workers: int | None, lease: str, calibration: Path | None, profile: str | None
+) -> Crew:
+    """Who evaluates the trials."""
+    from specs.errors import InputError
+    from studies.driving import Crew
+    from studies.run_requests import duration_s
+
+    if workers is not None and profile is not None:
+        raise InputError("workers know nothing of this node's profile; leave out --workers.")
+    return Crew(
+        workers=workers,
+        arguments=("--calibration", str(calibration.absolute())) if calibration else (),
+        lease_s=duration_s(lease, "--lease"),
+        told=lambda sentence: output.notes([sentence]),
+    )
 
 
 def _profiled(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.files import checked_file
+from studies.progress import Progress
 from studies.toolbox.bundle import BASELINE
 from studies.toolbox.decision import Rule
 from studies.toolbox.factorial import Table, measure_factorial, read_table
@@ -28,7 +29,6 @@ from studies.toolbox.runtime import Host
 from studies.toolbox.space import ToolSpace
 from studies.toolbox.study import check_torch, launch_of
 from studies.toolbox.verdicts import Verdict
-from studies.training import Progress
 
 SERIES = 1000
 OurRates = Callable[[float, int], KeepRates]

@@ -10,6 +10,8 @@ from typing import Any
 
 from specs.errors import InputError
 from studies.files import checked_folder, to_json, write_atomically
+from studies.progress import Progress as Watch
+from studies.progress import silent
 from studies.storage import storage_address
 from studies.toolbox.artifact import run_program, write_artifact
 from studies.toolbox.bundle import BASELINE, Bundle
@@ -30,8 +32,6 @@ from studies.toolbox.search import (
 )
 from studies.toolbox.space import ToolSpace
 from studies.toolbox.verdicts import Outcome
-from studies.training import Progress as Watch
-from studies.training import silent
 from studies.turns import only_driver
 
 ARTIFACT_TOKENS = 8

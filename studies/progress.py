@@ -1,0 +1,14 @@
+"""Progress of long work, for whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+Progress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""``progress(text, total)`` gives ``advance(steps)``; a silent one where nobody watches."""
+
+
+def silent(_text: str, _total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+    """Progress that nobody sees."""
+    return nullcontext(lambda _steps: None)
