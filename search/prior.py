@@ -8,7 +8,8 @@ loses the word, and one who was never right never gets it for long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +21,18 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-Expert = Callable[["Pool"], Floats]
-"""Scores of all candidates, shape (n,): only their order counts."""
+
+@dataclass(frozen=True)
+class Opinion:
+    """Scores of all candidates now, shape (n,), and what the expert said of rows before they were
+    evaluated: an expert who has seen results since is judged by what was foretold alone."""
+
+    scores: Floats
+    foretold: Mapping[int, float]
+
+
+Expert = Callable[["Pool"], "Floats | Opinion | None"]
+"""Scores of all candidates, shape (n,): only their order counts; None: no opinion."""
 
 STRENGTH = 5.0
 """Log weight of a candidate one sd above the expert's average, before it decays (tuned on synthetic
@@ -35,7 +46,9 @@ CAUTION = 0.5
 """Standard errors of the measured agreement that an expert must do better than."""
 
 
-def log_weights(opinion: Floats, row: Rows, value: Floats, evaluated: int) -> Floats | None:
+def log_weights(
+    opinion: Floats | Opinion | None, row: Rows, value: Floats, evaluated: int
+) -> Floats | None:
     """Log weight of each candidate, shape (n,); None where the expert has lost the word.
 
     Args:
@@ -44,9 +57,16 @@ def log_weights(opinion: Floats, row: Rows, value: Floats, evaluated: int) -> Fl
         value: what was measured, higher is better, shape (k,).
         evaluated: evaluations so far.
     """
-    standing = standings(opinion)
-    inside = row >= 0
-    agreement = trust(standing[row[inside]], value[inside])
+    if opinion is None:
+        return None
+    if isinstance(opinion, Opinion):
+        standing = standings(opinion.scores)
+        said = np.array([opinion.foretold.get(int(r), np.nan) for r in row], dtype=np.float64)
+    else:
+        standing = standings(opinion)
+        said = np.where(row >= 0, standing[row], np.nan)
+    known = np.isfinite(said)
+    agreement = trust(said[known], value[known])
     if agreement <= 0.0:
         return None
     weights: Floats = STRENGTH * agreement / (1.0 + evaluated / DECAY) * standing
