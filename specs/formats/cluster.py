@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,14 +20,24 @@ _YAML_ENDINGS = (".yaml", ".yml")
 
 Schema = TypeVar("Schema", bound=BaseModel)
 Positive = Field(None, gt=0, allow_inf_nan=False)
+Factor = Field(None, ge=1e-3, le=1e3)
+
+
+Peak = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Overrides(BaseModel):
-    """Properties of the GPU's links and memory that differ in this cluster, per GPU."""
+    """Properties of the GPU and its network that differ in this cluster, per GPU.
+
+    ``peak_flops`` is by GEMM format; formats that it leaves out stay.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     hbm_gib: float | None = Positive
+    hbm_bytes_per_s: float | None = Positive
+    peak_flops: dict[str, Peak] | None = None
+    power_w: float | None = Positive
     link_bytes_per_s: float | None = Positive
     link_latency_s: float | None = Positive
     link_topology: Literal["mesh", "switch"] | None = None
@@ -36,8 +46,29 @@ class Overrides(BaseModel):
     nic_latency_s: float | None = Positive
 
 
+class Scaled(BaseModel):
+    """Hardware that does not exist (yet): factors on properties of the GPU and its network.
+
+    ``peak_flops`` scales the peak of every GEMM format.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    hbm_gib: float | None = Factor
+    hbm_bytes_per_s: float | None = Factor
+    peak_flops: float | None = Factor
+    power_w: float | None = Factor
+    link_bytes_per_s: float | None = Factor
+    link_latency_s: float | None = Factor
+    nic_bytes_per_s: float | None = Factor
+    nic_latency_s: float | None = Factor
+
+
 class ClusterFile(BaseModel):
-    """A cluster of a user's YAML: a GPU of the catalog, counts, price and what differs."""
+    """A cluster of a user's YAML: a GPU of the catalog, counts, price and what differs.
+
+    ``overrides`` state other values and ``scaled`` factors on them; values come first.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,6 +78,7 @@ class ClusterFile(BaseModel):
     gpus_per_node: int | None = Field(None, gt=0, lt=MAX_GPUS)
     price_usd_per_gpu_hour: float | None = Field(None, ge=0, allow_inf_nan=False)
     overrides: Overrides = Overrides()
+    scaled: Scaled = Scaled()
 
 
 class _HardwareConfig(BaseModel):
@@ -118,6 +150,7 @@ def cluster_of(
     """
     fields = validated(ClusterFile, content, where)
     gpu = _overridden(catalog.gpu(fields.gpu, gpus), fields.overrides, where)
+    gpu = _scaled(gpu, fields.scaled, where)
     per_node = fields.gpus_per_node or gpu.gpus_per_node
     return _built(fields.name, gpu, fields.num_nodes, per_node, fields.price_usd_per_gpu_hour)
 
@@ -233,8 +266,35 @@ def _overridden(gpu: Gpu, overrides: Overrides, where: str) -> Gpu:
     changes: dict[str, Any] = {}
     for name, value in overrides.model_dump(exclude_none=True).items():
         old = getattr(gpu, name)
-        if not isinstance(old, Quantity):
+        if isinstance(old, dict):
+            unknown = set(value) - set(old)
+            if unknown:
+                raise InputError(
+                    f"{where}: {name}: {gpu.name} has no format {min(unknown)!r}; it has "
+                    f"{', '.join(old)}."
+                )
+            changes[name] = old | {key: _stated(new, where) for key, new in value.items()}
+        elif not isinstance(old, Quantity):
             changes[name] = value
         elif old.value != value:
-            changes[name] = Quantity(value=value, kind="assumed", source=where)
+            changes[name] = _stated(value, where)
     return gpu.model_copy(update=changes)
+
+
+def _scaled(gpu: Gpu, factors: Scaled, where: str) -> Gpu:
+    """The GPU with some properties multiplied."""
+    changes: dict[str, Any] = {}
+    for name, factor in factors.model_dump(exclude_none=True).items():
+        old = getattr(gpu, name)
+        source = f"{factor:g} times the value of {gpu.name}, {where}"
+        if isinstance(old, dict):
+            changes[name] = {
+                key: _stated(quantity.value * factor, source) for key, quantity in old.items()
+            }
+        else:
+            changes[name] = _stated(old.value * factor, source)
+    return gpu.model_copy(update=changes)
+
+
+def _stated(value: float, where: str) -> Quantity:
+    return Quantity(value=value, kind="assumed", source=where)

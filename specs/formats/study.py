@@ -89,23 +89,37 @@ def read_study(path: Path) -> Experiment:
     Raises:
         InputError: a field is missing, unknown or out of range, or what it names cannot be used.
     """
-    content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
-    study = validated(StudyFile, content, str(path))
-    gpus = catalog.gpus_of(study.gpus, study.sources, str(path)) if study.gpus else {}
-    below = _below(study, path)
-    cluster = _cluster(study, path, gpus)
+    return study_of(as_mapping(fill_environment(read_chain(path), str(path)), str(path)), path)
+
+
+def study_of(
+    content: Mapping[str, Any], path: Path, placed: Cluster | None = None, where: str = ""
+) -> Experiment:
+    """The experiment of a study's fields; ``path`` is the file that they stand in.
+
+    ``placed`` takes the place of the study's own cluster; ``where`` is what errors name instead of
+    the file.
+
+    Raises:
+        InputError: as for ``read_study``.
+    """
+    where = where or str(path)
+    study = validated(StudyFile, content, where)
+    gpus = catalog.gpus_of(study.gpus, study.sources, where) if study.gpus else {}
+    below = _below(study, path, where)
+    cluster = placed or _cluster(study, path, gpus)
     notes = list(below.notes) if isinstance(below, Experiment) else []
     stack = _stack(study, below, cluster, notes)
     return Experiment(
         name=study.name or path.stem,
-        workload=_workload(study, below, str(path)),
+        workload=_workload(study, below, where),
         stack=stack,
-        baseline=_baseline(study, below, str(path)),
+        baseline=_baseline(study, below, where),
         cluster=cluster,
         gpu=below.gpu if isinstance(below, Experiment) else "",
         notes=tuple(notes),
         settings=StudySettings(
-            axes=_axes(study, str(path)),
+            axes=_axes(study, where),
             objective=study.objective,
             trials=study.trials,
             seed=study.seed,
@@ -114,9 +128,9 @@ def read_study(path: Path) -> Experiment:
     )
 
 
-def _below(study: StudyFile, path: Path) -> Experiment | Model:
+def _below(study: StudyFile, path: Path, where: str) -> Experiment | Model:
     """What ``model`` names: a Primus experiment, or a model."""
-    where = f"{path}: model"
+    where = f"{where}: model"
     if isinstance(study.model, dict):
         name = str(study.model.get("name") or study.name or path.stem)
         fields = {key: value for key, value in study.model.items() if key != "name"}
