@@ -95,6 +95,7 @@ class Result:
             "why": why,
             "files": [str(path) for path in files],
             "notes": [*study.notes, *self.cautions],
+            **({"llm": study.llm} if study.llm is not None else {}),
         }
 
 

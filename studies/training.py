@@ -22,6 +22,7 @@ from studies.driving import Crew, Driver
 from studies.files import checked_folder, name_from
 from studies.job import Job
 from studies.ledger import Ledger, Trial
+from studies.llm import LlmOptions, StudyAdvisor, consultant_of, notes_on
 from studies.oracles import Oracle, SurrogateOracle
 from studies.progress import Progress, silent
 from studies.queue import Queue
@@ -47,13 +48,15 @@ class StudyOptions:
     shortlist_size: int = 5
     from_study: str | None = None
     crew: Crew = field(default_factory=Crew)
+    llm: LlmOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """A finished study: the ranking of the space, the trials and the proposals refused as illegal.
 
-    ``shortlist`` are configs for real runs, best first.
+    ``shortlist`` are configs for real runs, best first; ``llm`` is what a model cost and
+    contributed, None where none was named.
     """
 
     job: Job
@@ -66,6 +69,7 @@ class Study:
     illegal: tuple[dict[str, Any], ...]
     shortlist: tuple[TrainingConfig, ...]
     notes: tuple[str, ...] = field(default=())
+    llm: dict[str, Any] | None = None
 
     @property
     def rejected_by_memory(self) -> int:
@@ -113,8 +117,12 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     ranking = rank_space(job, space, progress)
     oracle = SurrogateOracle(job)
     inputs = study_inputs(job, space, oracle, seed or 0)
+    if options.llm is not None:
+        check_alone(options.crew)
+        inputs["llm"] = options.llm.identity()
     anchor, anchor_notes = anchor_of(job, ranking)
     notes = (*job.notes, *anchor_notes)
+    llm: dict[str, Any] | None = None
     with only_driver(address, options.out / name, name) as held, in_one_sentence(address):
         ledger = Ledger.open(address, name, inputs)
         ledger.describe({"notes": list(notes)})
@@ -123,7 +131,17 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
             other = other_study(options.from_study, address)
             seeds[1:1] = transferred(job, space, ranking.table, other)
         plan = _plan(seeds, ranking, trials, options.shortlist_size)
-        if options.crew.workers is None and not ledger.open_trials():
+        if options.llm is not None:
+            folder = options.out / ledger.name
+            with consultant_of(options.llm, inputs, trials, folder) as consultant:
+                advisor = StudyAdvisor(
+                    job, space, ranking.table, ledger, trials, inputs["llm"], consultant
+                )
+                spend(advisor.over(plan), oracle, ledger, trials, progress)
+                llm = advisor.summary()
+                notes = (*notes, *notes_on(llm))
+                ledger.describe({"notes": list(notes)})
+        elif options.crew.workers is None and not ledger.open_trials():
             spend(plan, oracle, ledger, trials, progress)
         else:
             driver = Driver(ledger, Queue(address, ledger.name), held, trials, options.crew)
@@ -140,7 +158,21 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         illegal=tuple(ledger.illegal()),
         shortlist=tuple(ranking.table.config(row) for row in rows),
         notes=(*notes, *([ledger.note] if ledger.note else [])),
+        llm=llm,
     )
+
+
+def check_alone(crew: Crew) -> None:
+    """Refuses workers beside a model.
+
+    Raises:
+        InputError: trials of many workers come in no order that a replay could repeat.
+    """
+    if crew.workers is not None:
+        raise InputError(
+            "a model proposes from the trials so far, in an order that a replay repeats; leave out "
+            "--workers."
+        )
 
 
 def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:

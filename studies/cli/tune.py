@@ -21,6 +21,17 @@ from studies.cli.common import (
     axis_values,
     why_values,
 )
+from studies.cli.llm_options import (
+    HintOption,
+    LlmCostOption,
+    LlmDeadlineOption,
+    LlmOption,
+    LlmProgramOption,
+    LlmTokensOption,
+    LlmUrlOption,
+    ReplayOption,
+    llm_options,
+)
 from studies.cli.project import show_job, show_stages
 from studies.cli.space import PinOption, pinned_values
 from studies.cli.validate import CalibrationOption
@@ -104,6 +115,14 @@ def tune_command(
     python: PythonOption = None,
     workers: WorkersOption = None,
     lease: LeaseOption = "1m",
+    llm: LlmOption = None,
+    llm_url: LlmUrlOption = None,
+    llm_budget_tokens: LlmTokensOption = None,
+    llm_cost: LlmCostOption = None,
+    llm_deadline: LlmDeadlineOption = None,
+    hint: HintOption = None,
+    llm_program: LlmProgramOption = None,
+    replay: ReplayOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -129,7 +148,22 @@ def tune_command(
         show_job(output, job)
     crew = _crew(output, workers, lease, calibration, profile)
     options = StudyOptions(
-        out=out, storage=storage, trials=trials, seed=seed, from_study=from_study, crew=crew
+        out=out,
+        storage=storage,
+        trials=trials,
+        seed=seed,
+        from_study=from_study,
+        crew=crew,
+        llm=llm_options(
+            llm,
+            llm_url,
+            llm_budget_tokens,
+            llm_cost,
+            llm_deadline,
+            hint,
+            llm_program,
+            replay,
+        ),
     )
     change = None
     if profile is not None:

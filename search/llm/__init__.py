@@ -1,0 +1,1 @@
+"""A language model as one proposer and prior among others: asked, checked, never trusted."""

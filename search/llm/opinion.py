@@ -1,0 +1,125 @@
+"""Advice as an opinion on candidates, and how far its earlier opinions are to be believed.
+
+A preferred value raises every candidate that has it, a proposal raises the candidates like it. What
+an opinion is worth is judged on trials that came after it only: a model that sees the ledger could
+otherwise earn trust by repeating it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.llm.advice import Advice
+from search.prior import Opinion, standings, trust
+
+Floats = NDArray[np.float64]
+
+PROPOSAL_HEIGHT = 2.0
+"""How much a proposal raises itself, in units of a fully preferred value of one axis (assumed)."""
+LEAST_PROPOSALS = 3
+"""Own proposals evaluated before they are judged as a group."""
+ONE_IN = 3
+"""At most one evaluation in three is the model's."""
+
+
+class Candidates(Protocol):
+    """Candidates as opinions see them."""
+
+    def __len__(self) -> int: ...
+
+    def having(self, axis: str, value: Any) -> NDArray[np.bool_] | None:
+        """Which candidates have a value on an axis; None where there is no such axis or value."""
+        ...
+
+    def closeness(self, config: Mapping[str, Any]) -> Floats | None:
+        """How like a config each candidate is, 1 for itself, about 1/e a step away; or None."""
+        ...
+
+
+def opinion_of(candidates: Candidates, advice: Advice) -> Floats:
+    """Scores of all candidates, shape (n,); only their order counts."""
+    scores = np.zeros(len(candidates))
+    for axis, value, weight in advice.axis_priors:
+        mask = candidates.having(axis, value)
+        if mask is not None:
+            scores += weight * mask
+    usable = advice.usable
+    for place, proposal in enumerate(usable):
+        assert proposal.config is not None
+        close = candidates.closeness(proposal.config)
+        if close is not None:
+            height = PROPOSAL_HEIGHT * (1.0 - 0.5 * place / len(usable))
+            scores += (-height if (proposal.expected_effect or 0.0) < 0 else height) * close
+    return scores
+
+
+def foretold(
+    candidates: Candidates, advice: Sequence[Advice], order: Sequence[int]
+) -> dict[int, float]:
+    """Row -> standing that the advice in force gave it before it was evaluated.
+
+    Args:
+        candidates: the pool.
+        advice: all rounds, oldest first.
+        order: the row that each trial evaluated, -1 for one beside the pool.
+    """
+    held = [a for a in advice if not a.failure]
+    standing: dict[int, Floats] = {}
+    told: dict[int, float] = {}
+    for position, row in enumerate(order):
+        before = [a for a in held if a.known <= position]
+        if row < 0 or not before:
+            continue
+        number = before[-1].number
+        if number not in standing:
+            standing[number] = standings(opinion_of(candidates, before[-1]))
+        told[int(row)] = float(standing[number][row])
+    return told
+
+
+def current_opinion(
+    candidates: Candidates, advice: Sequence[Advice], order: Sequence[int]
+) -> Opinion | None:
+    """The opinion of the last round that held, with what all foretold; None if none held."""
+    held = [a for a in advice if not a.failure]
+    if not held:
+        return None
+    return Opinion(opinion_of(candidates, held[-1]), foretold(candidates, advice, order))
+
+
+def agreement(told: Mapping[int, float], rows: Sequence[int], values: Sequence[float]) -> float:
+    """How far the model is to be believed, 0 to 1: rank agreement of what it foretold.
+
+    Args:
+        told: row -> standing foretold.
+        rows, values: evaluated rows and what they were worth, higher is better.
+    """
+    both = [(told[r], v) for r, v in zip(rows, values, strict=True) if r in told]
+    said, seen = np.array([s for s, _ in both]), np.array([v for _, v in both])
+    return trust(said, seen)
+
+
+def has_a_say(believed: float, own: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the model's proposals may still be evaluated.
+
+    Not where nothing is believed of it any more, nor where some of its proposals were evaluated and
+    the best of them is worse than the middle of all other trials.
+
+    Args:
+        believed: ``agreement``.
+        own, others: values of the model's trials and of all others, those that do not fit as 0.
+    """
+    if believed <= 0.0:
+        return False
+    if len(own) < LEAST_PROPOSALS or not others:
+        return True
+    return max(own) >= float(np.median(others))
+
+
+def is_its_turn(own: int, total: int) -> bool:
+    """Whether the next evaluation may be the model's: never more than one in three."""
+    return ONE_IN * (own + 1) <= total + 1
