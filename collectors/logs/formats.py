@@ -16,8 +16,11 @@ from collectors.logs.reading import (
 )
 from collectors.logs.run_log import RunLog
 from collectors.logs.smi import NvidiaSmi, NvidiaSmiNames, RocmSmi
+from collectors.logs.torchtitan import TorchTitan
 
-FORMATS: tuple[LogFormat, ...] = (Mlperf(), MegatronDeepSpeed(), Primus(), MegatronLm())
+FORMATS: tuple[LogFormat, ...] = (
+    *(Mlperf(), MegatronDeepSpeed(), TorchTitan(), Primus(), MegatronLm()),
+)
 
 SHARED_READERS: tuple[type[LineReader], ...] = (
     *(Arguments, CommandLine, IterationLines, MemoryLines, Facts),

@@ -43,7 +43,8 @@ def read_log(path: Path) -> list[RunLog]:
         raise InputError(
             f"{path} holds no training log that is known ({lines:,} lines read{damage}): neither "
             "iteration lines, an argument dump, MLLOG events, memory tables nor an out-of-memory "
-            "error; give the output of Megatron-LM, Primus, Megatron-DeepSpeed or MLPerf."
+            "error; give the output of Megatron-LM, Primus, Megatron-DeepSpeed, TorchTitan or "
+            "MLPerf."
         )
     return found
 

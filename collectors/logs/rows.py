@@ -171,14 +171,16 @@ def _gpu_called(printed: str) -> str:
 
 
 def _selected(run: RunLog, found: Description) -> tuple[Any, Any]:
-    """Step times (or seconds a sample) of the iterations at the run's batch, and their indices.
+    """Step times (or seconds a sample or token) of the iterations at the run's batch, and their
+    indices.
 
     While the batch ramps up, an iteration is another workload: those are left out.
     """
     its = run.iterations
     times = np.array(its.step_time_s)
-    if not np.isfinite(times).any():
-        rates = np.array(its.samples_per_s)
+    for rates in map(np.array, (its.samples_per_s, its.tokens_per_s_per_gpu)):
+        if np.isfinite(times).any():
+            break
         times = np.full(len(rates), np.nan)
         np.divide(1.0, rates, out=times, where=rates > SMALLEST_RATE)
     usable = np.isfinite(times) & (times > 0)
@@ -212,6 +214,8 @@ def _results(run: RunLog, found: Description, kept: Any) -> Measured:
         step_time_s = batch / samples_per_s
     printed = _median(its.tokens_per_s_per_gpu, kept)
     tokens = printed
+    if not step_time_s and printed and batch and seq_len and gpus:
+        step_time_s = batch * seq_len / printed / gpus
     if step_time_s and batch and seq_len and gpus:
         tokens = batch * seq_len / step_time_s / gpus
         if printed and abs(printed / tokens - 1) > LARGEST_DISAGREEMENT:

@@ -53,6 +53,36 @@ def test_primus_with_colours_and_prefixes(sample):
     assert not refusals([run])
 
 
+def test_torchtitan(sample):
+    run = sample("torchtitan_h100.log").runs[0]
+    stated = {
+        **{"framework": "TorchTitan", "model": "llama3-8b", "gpu": "H100-SXM", "num_gpus": "16"},
+        **{"tp": "2", "pp": "1", "dp": "8", "mbs": "2", "gbs": "16", "seq_len": "8192"},
+        **{"sharding": "fsdp", "recompute": "selective", "precision": "bf16"},
+        **{"source_date": "2026-02-11", "memory_counter": "reserved"},
+    }
+    assert {name: run.row[name] for name in stated} == stated
+    # Step 1 compiles and step 10 averages over what it compiled: the median of the other six.
+    assert run.counted == [20, 30, 40, 50, 60, 70]
+    tokens = (6447 + 6448) / 2
+    assert float(run.row["tokens_per_s_per_gpu"]) == pytest.approx(tokens, rel=1e-5)
+    assert float(run.row["step_time_s"]) == pytest.approx(16 * 8192 / tokens / 16, rel=1e-5)
+    assert float(run.row["peak_mem_gb"]) == 46.63  # the fuller of the two ranks that printed
+    assert "compiled" in run.row["notes"]
+    assert not run.missing
+    assert not refusals([run])
+
+
+def test_torchtitan_of_another_size_is_not_named_after_the_catalog(tmp_path):
+    text = (SAMPLES / "torchtitan_h100.log").read_text()
+    path = tmp_path / "debug.log"
+    path.write_text(text.replace("8,030,261,248", "6,270,976"))
+    run = ingest([path], {}).runs[0]
+    assert run.model is None
+    assert run.missing == ["model"]
+    assert any("'llama3 8B' is no model of the catalog" in note for note in run.notes)
+
+
 def test_megatron_deepspeed_with_rank_prefixes(sample):
     run = sample("megatron_deepspeed_mi250x.log").runs[0]
     row = run.row
