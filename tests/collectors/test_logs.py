@@ -73,11 +73,9 @@ def test_torchtitan(sample):
     assert not refusals([run])
 
 
-def test_torchtitan_of_another_size_is_not_named_after_the_catalog(tmp_path):
+def test_torchtitan_of_another_size_is_not_named_after_the_catalog(read_text):
     text = (SAMPLES / "torchtitan_h100.log").read_text()
-    path = tmp_path / "debug.log"
-    path.write_text(text.replace("8,030,261,248", "6,270,976"))
-    run = ingest([path], {}).runs[0]
+    run = read_text(text.replace("8,030,261,248", "6,270,976")).runs[0]
     assert run.model is None
     assert run.missing == ["model"]
     assert any("'llama3 8B' is no model of the catalog" in note for note in run.notes)
