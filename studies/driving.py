@@ -68,7 +68,6 @@ class Driver:
     def drive(self, plan: Iterator[Proposal]) -> Iterator[int]:
         """Yields how many trials are told, whenever it looked, until all are."""
         leases, patience_s, told = Leases(self.crew.lease_s), self.crew.patience_s, self.crew.told
-        patiently(self._open, patience_s, told)
         while True:
             finished, left = patiently(lambda: self._tick(plan, leases), patience_s, told)
             yield finished
@@ -79,6 +78,10 @@ class Driver:
             if self.own is None or not self.own.step():
                 time.sleep(self.tick_s)
         patiently(lambda: self.queue.describe(OPEN, False), patience_s, told)
+
+    def open(self) -> None:
+        """Lets workers in; each ends by itself once the study is closed again."""
+        patiently(self._open, self.crew.patience_s, self.crew.told)
 
     def _open(self) -> None:
         self.queue.describe(LEASE, self.crew.lease_s)

@@ -47,6 +47,7 @@ def share(
         progress: shows how many trials are told.
     """
     crew, local = driver.crew, None
+    driver.open()
     if crew.workers is None:
         driver.own = Worker(driver.queue, oracle, WorkerOptions(), crew.told)
     elif crew.workers:

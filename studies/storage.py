@@ -7,6 +7,7 @@ held by the kernel and a line that was cut while being written is removed when i
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import random
 import re
@@ -32,7 +33,8 @@ _PASSWORD = re.compile(
 CREATING_TRIES = 5
 BUSY_S = 60.0
 """Seconds that SQLite waits for another process that writes."""
-LIBPQ_SCHEMES = ("postgresql", "postgresql+psycopg2", "postgresql+psycopg")
+POSTGRESQL_DRIVERS = ("psycopg2", "psycopg")
+LIBPQ_SCHEMES = ("postgresql", *(f"postgresql+{name}" for name in POSTGRESQL_DRIVERS))
 LIBPQ = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -55,6 +57,18 @@ class StorageAddress:
     kind: Literal["sqlite", "journal", "server"]
     url: str
     path: Path | None
+
+    @property
+    def driver_url(self) -> str:
+        """The URL with the driver of PostgreSQL that is installed.
+
+        SQLAlchemy 2.1 takes psycopg where none is named, earlier releases took psycopg2.
+        """
+        scheme, _, rest = self.url.partition("://")
+        if scheme != "postgresql":
+            return self.url
+        drivers = [name for name in POSTGRESQL_DRIVERS if importlib.util.find_spec(name)]
+        return f"{scheme}+{(drivers or POSTGRESQL_DRIVERS)[0]}://{rest}"
 
     @property
     def shown(self) -> str:
@@ -146,7 +160,7 @@ def _open_database(address: StorageAddress) -> BaseStorage:
 
     for attempt in range(CREATING_TRIES):
         try:
-            return RDBStorage(address.url, engine_kwargs=engine_arguments(address))
+            return RDBStorage(address.driver_url, engine_kwargs=engine_arguments(address))
         except (IntegrityError, OperationalError, ProgrammingError) as error:
             # Several that open a new database at once make the same tables: all but one fail.
             made_at_once = "already exists" in str(error) or isinstance(error, IntegrityError)

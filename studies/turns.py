@@ -174,7 +174,10 @@ class _AdvisoryLock:
             arguments: dict[str, Any] = engine_arguments(self._address)
             arguments.pop("pool_pre_ping")
             self._engine = create_engine(
-                self._address.url, poolclass=NullPool, isolation_level="AUTOCOMMIT", **arguments
+                self._address.driver_url,
+                poolclass=NullPool,
+                isolation_level="AUTOCOMMIT",
+                **arguments,
             )
             self._connection = self._engine.connect()
             for name, seconds in _SERVER_KEEPALIVE_S.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specs.errors import InputError
 from studies.job import Job
 from studies.oracles import Oracle, SurrogateOracle
-from studies.queue import Queue, Task, worker_name
+from studies.queue import OPEN, Queue, Task, worker_name
 from studies.report.facts import job_of
 from studies.storage import StorageAddress, Told, first_line, is_transient, patiently
 
@@ -192,7 +192,7 @@ def _waited_for(address: StorageAddress, study: str, options: WorkerOptions, tol
     while True:
         try:
             queue = Queue(address, study)
-            if "input_hash" in queue.attributes():
+            if OPEN in queue.attributes():
                 return queue
             reason = f"the study {study!r} has no driver yet"
         except InputError as error:

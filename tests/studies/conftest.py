@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from studies.cli.main import call
+from tests.studies.postgres import Postgres, binaries
 
 SMALL_STUDY = """\
 name: small
@@ -68,3 +70,18 @@ def foretune(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of its own for each test process."""
+    pytest.importorskip("psycopg2", reason="pip install 'foretune[postgres]'")
+    found = binaries()
+    if found is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with tempfile.TemporaryDirectory(prefix="foretune-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        server = Postgres(Path(folder) / "server", found)
+        server.create()
+        yield server
+        server.stop()
