@@ -36,8 +36,9 @@ WORKLOAD_KEYS = {
 def shipped_studies() -> dict[str, Path]:
     """Name -> file of the training studies that come with foretune."""
     folder = Path(str(resources.files("studies")))
-    # Those of ``foretune toolbox`` lie beside them and have a format of their own.
-    paths = [path for path in folder.glob("*.yaml") if not path.stem.startswith("toolbox_")]
+    # Those of ``foretune toolbox`` and ``plan`` lie beside them and have formats of their own.
+    other = ("toolbox_", "plan_")
+    paths = [path for path in folder.glob("*.yaml") if not path.stem.startswith(other)]
     return {path.stem: path for path in sorted(paths)}
 
 

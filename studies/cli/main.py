@@ -15,6 +15,7 @@ from studies.cli.compare import compare_command
 from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
+from studies.cli.plan import plan_command
 from studies.cli.profile import profile_command
 from studies.cli.project import project_command
 from studies.cli.report import report_command
@@ -58,6 +59,7 @@ app.command("compare")(compare_command)
 app.command("dashboard")(dashboard_command)
 app.command("ingest")(ingest_command)
 app.command("profile")(profile_command)
+app.command("plan")(plan_command)
 app.command("toolbox")(toolbox_command)
 app.command("worker")(worker_command)
 app.add_typer(bench_app, name="bench")

@@ -1,0 +1,1 @@
+"""Capacity planning: many workloads on many clusters, what each costs and which is big enough."""

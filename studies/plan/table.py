@@ -1,0 +1,153 @@
+"""A plan as rows: tables for a person, CSV for a program."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from specs.errors import InputError
+from specs.files import atomic_text
+from studies.plan.costs import Smallest
+from studies.plan.run import PlanResult, PlanRow
+
+SPEED_HEADER = ("cluster", "GPUs", "tokens/s/GPU", "90%", "P(fits)", "scaling", "trust")
+COST_HEADER = ("cluster", "GPUs", "days", "90%", "GPU-days", "USD", "MWh", "in time")
+
+
+def by_workload(rows: Iterable[PlanRow]) -> dict[str, list[PlanRow]]:
+    """The rows of each workload, in order."""
+    groups: dict[str, list[PlanRow]] = {}
+    for row in rows:
+        groups.setdefault(row.pair.workload, []).append(row)
+    return groups
+
+
+def remarks(rows: Iterable[PlanRow]) -> Iterator[str]:
+    """Why pairs cannot run, weak points and what was assumed: each once, with where it holds."""
+    places: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        for sentence in (row.pair.why,) if row.pair.why else row.pair.notes:
+            at = places.setdefault(sentence, {}).setdefault(row.pair.cluster, [])
+            at.append(row.pair.num_gpus)
+    for sentence, clusters in places.items():
+        where = [f"{name} ({', '.join(map(_thousands, n))})" for name, n in clusters.items()]
+        more = f" and {len(where) - 6} more" if len(where) > 6 else ""
+        yield f"{', '.join(where[:6])}{more}: {sentence}"
+
+
+def _thousands(gpus: int) -> str:
+    return f"{gpus:,}"
+
+
+def speed_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:
+    """Cells of the projected speed of the pairs of one workload."""
+    for row in rows:
+        best = row.pair.best
+        head = (row.pair.cluster, f"{row.pair.num_gpus:,}")
+        if best is None:
+            yield (*head, "-", row.pair.state, "", "", "")
+            continue
+        low, high = best.interval90
+        scaling = "" if row.scaling is None else f"{row.scaling:.0%}"
+        yield (
+            *head,
+            f"{best.tokens_per_s_per_gpu:,.0f}",
+            f"{low:,.0f} to {high:,.0f}",
+            f"{best.fit_probability:.0%}",
+            scaling,
+            best.trust,
+        )
+
+
+def cost_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:
+    """Cells of what the pairs of one workload cost; pairs that cannot run are left out."""
+    for row in rows:
+        spent = row.cost
+        if spent is None:
+            continue
+        fast, slow = spent.days90
+        yield (
+            row.pair.cluster,
+            f"{row.pair.num_gpus:,}",
+            brief(spent.days),
+            f"{brief(fast)} to {brief(slow)}",
+            brief(spent.gpu_days),
+            "" if spent.usd is None else brief(spent.usd),
+            brief(spent.energy_mwh),
+            "" if spent.in_time is None else f"{spent.in_time:.0%}",
+        )
+
+
+def smallest_sentence(found: Smallest) -> str:
+    """Which size of a cluster meets a deadline, as one sentence."""
+    what = f"{found.workload} on {found.cluster} in {found.deadline_days:g} days"
+    if found.expected is None:
+        return f"{what}: none of the sizes tried, up to {max(found.tried):,} GPUs."
+    surely = (
+        "no size tried does with 95% probability"
+        if found.surely is None
+        else f"{found.surely:,} with 95% probability"
+    )
+    return f"{what}: {found.expected:,} GPUs are expected to do; {surely}."
+
+
+def brief(value: float) -> str:
+    """A quantity of any size in at most six characters: 4.56, 45.6, 4,560, 45.6k, 4.56M."""
+    for limit, divisor, unit in ((1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")):
+        if value < limit:
+            scaled = value / divisor
+            digits = 0 if scaled >= 100 else 1 if scaled >= 10 else 2
+            return f"{scaled:,.{digits}f}{unit}"
+    return f"{value / 1e9:.3g}G"
+
+
+def write_csv(result: PlanResult, path: Path) -> Path:
+    """Writes one row a pair.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    records = [_record(row) for row in result.rows]
+    try:
+        with atomic_text(path) as file:
+            writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}.") from None
+    return path
+
+
+def _record(row: PlanRow) -> dict[str, Any]:
+    pair, best, spent = row.pair, row.pair.best, row.cost
+    return {
+        "workload": pair.workload,
+        "cluster": pair.cluster,
+        "gpu": pair.gpu,
+        "num_nodes": pair.num_nodes,
+        "num_gpus": pair.num_gpus,
+        "state": pair.state,
+        "tokens_per_s_per_gpu": best and best.tokens_per_s_per_gpu,
+        "lo90": best and best.interval90[0],
+        "hi90": best and best.interval90[1],
+        "fit_probability": best and best.fit_probability,
+        "peak_gib": best and best.peak_gib,
+        "trust": best and best.trust,
+        "scaling": row.scaling,
+        "tokens": spent and spent.tokens,
+        "days": spent and spent.days,
+        "days_lo90": spent and spent.days90[0],
+        "days_hi90": spent and spent.days90[1],
+        "gpu_days": spent and spent.gpu_days,
+        "usd": spent and spent.usd,
+        "energy_mwh": spent and spent.energy_mwh,
+        "deadline_days": row.deadline_days,
+        "in_time_probability": spent and spent.in_time,
+        "missing_gib": pair.missing_gib,
+        "legal_configs": pair.legal,
+        "config": best and best.words,
+        "why": pair.why,
+        "notes": " ".join(pair.notes),
+    }
