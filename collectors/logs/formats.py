@@ -14,12 +14,13 @@ from collectors.logs.reading import (
     LineReader,
     MemoryLines,
 )
+from collectors.logs.reference_trainer import ReferenceTrainer
 from collectors.logs.run_log import RunLog
 from collectors.logs.smi import NvidiaSmi, NvidiaSmiNames, RocmSmi
 from collectors.logs.torchtitan import TorchTitan
 
 FORMATS: tuple[LogFormat, ...] = (
-    *(Mlperf(), MegatronDeepSpeed(), TorchTitan(), Primus(), MegatronLm()),
+    *(Mlperf(), MegatronDeepSpeed(), TorchTitan(), ReferenceTrainer(), Primus(), MegatronLm()),
 )
 
 SHARED_READERS: tuple[type[LineReader], ...] = (
