@@ -7,7 +7,7 @@
     found = foretune.project(what, where, tp=2, mbs=2)
     print(found.tokens_per_s_per_gpu, found.interval90, found.peak_gib, found.fits)
 
-``workload``, ``cluster``, ``project``, ``tune``, ``validate`` and ``calibrate`` are in
+``workload``, ``cluster``, ``project``, ``tune``, ``plan``, ``validate`` and ``calibrate`` are in
 ``studies.api``; ``PoolSampler`` and ``pool_of`` bring the search to any Optuna study. Everything is
 imported when it is first used.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from search.pool import pool_of
     from search.pool_sampler import PoolSampler
     from specs.errors import InfeasibleError, InputError
-    from studies.api import Projection, calibrate, cluster, project, tune, validate, workload
+    from studies.api import Projection, calibrate, cluster, plan, project, tune, validate, workload
 
 _ROOMS = ("specs", "surrogate", "collectors", "search", "studies")
 
@@ -59,6 +59,7 @@ _OFFERED = {
     "cluster": "studies.api",
     "project": "studies.api",
     "tune": "studies.api",
+    "plan": "studies.api",
     "validate": "studies.api",
     "calibrate": "studies.api",
     "Projection": "studies.api",
@@ -76,6 +77,7 @@ __all__ = [
     "Projection",
     "calibrate",
     "cluster",
+    "plan",
     "pool_of",
     "project",
     "tune",

@@ -29,6 +29,7 @@ from studies.inputs import changed, find_input, resolve
 from studies.job import Job
 
 if TYPE_CHECKING:
+    from studies.plan.run import PlanResult
     from studies.result import Result
 
 
@@ -191,6 +192,34 @@ def tune(
     return result
 
 
+def plan(
+    what: str | Path,
+    *,
+    out: str | Path = "results",
+    full: bool | None = None,
+    jobs: int | None = None,
+) -> PlanResult:
+    """Weighs many workloads on many clusters, each pair once: JSON of ``foretune plan`` and more.
+
+    Args:
+        what: a plan YAML or the name of a shipped plan.
+        out: folder of results, from which finished pairs are taken up again.
+        full: vary every axis, or the core ones only; None: as the plan says.
+        jobs: worker processes; one a core without it. More than one need a main module that can be
+            imported (``if __name__ == "__main__":`` in a script).
+
+    Raises:
+        InputError: the plan cannot be used.
+        InfeasibleError: no config runs on any pair.
+    """
+    from studies.plan.files import find_plan, write_files
+    from studies.plan.run import run_plan
+
+    result = run_plan(find_plan(str(what)), Path(out), full, jobs)
+    write_files(result)
+    return result
+
+
 def validate(
     runs: str | Path,
     models: str | Path | None = None,
@@ -259,6 +288,16 @@ def _job(
             placed = changed(read_experiment(find_input(str(what))), settings).on(where)
             return Job(placed, where, placed.notes)
         return resolve(str(what), where, None, settings)
+    return job_of_workload(what, where, settings, narrow)
+
+
+def job_of_workload(
+    what: Workload,
+    where: Cluster | str | None,
+    settings: Mapping[str, str],
+    narrow: Mapping[str, Any] | None = None,
+) -> Job:
+    """The job of a workload that no file describes: axes as text, ``narrow`` as in ``tune``."""
     if where is None:
         raise InputError("a workload needs a cluster, for example '8x8xMI355X'.")
     place = where if isinstance(where, Cluster) else read_cluster(where)

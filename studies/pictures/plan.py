@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from studies.pictures.style import STACK, Picture, Trace, line, note, picture
 
+MOST_TICKS = 10
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "pentagon")
 
 
@@ -44,7 +45,11 @@ def days_by_gpus(
     shown = picture(
         traces,
         {"title": {"text": "GPUs"}, "type": "log", **_ticks(counts)},
-        {"title": {"text": "days of training"}, "type": "log", "dtick": "D2"},
+        {
+            "title": {"text": "days of training"},
+            "type": "log",
+            **_ticks(_round_values([d for held in sizes.values() for s in held for d in s.days90])),
+        },
     )
     return _limited(shown, deadline_days)
 
@@ -59,7 +64,11 @@ def usd_by_days(sizes: Mapping[str, Sequence[Size]], deadline_days: float | None
             traces.append(_line(name, index, [s.days for s in priced], money, priced))
     shown = picture(
         traces,
-        {"title": {"text": "days of training"}, "type": "log", "dtick": "D2"},
+        {
+            "title": {"text": "days of training"},
+            "type": "log",
+            **_ticks(_round_values([s.days for held in sizes.values() for s in held])),
+        },
         {"title": {"text": "USD"}, "rangemode": "tozero"},
     )
     if deadline_days is None:
@@ -88,11 +97,19 @@ def _line(
     }
 
 
-def _ticks(counts: Sequence[int]) -> dict[str, object]:
-    """The sizes themselves as ticks where there is room; every other one where there is not."""
-    every = -(-len(counts) // 10)
-    kept = list(counts)[::every]
-    return {"tickvals": kept, "ticktext": [f"{count:,}" for count in kept]}
+def _ticks(values: Sequence[float]) -> dict[str, object]:
+    """The values themselves as ticks where there is room; every other one where there is not."""
+    every = -(-len(values) // MOST_TICKS)
+    kept = list(values)[::every]
+    return {"tickvals": kept, "ticktext": [f"{value:,.4g}" for value in kept]}
+
+
+def _round_values(values: Sequence[float]) -> list[float]:
+    """1, 2, 3, 5 and 7 times powers of ten around some values, for a logarithmic axis."""
+    low, high = 0.8 * min(values), 1.25 * max(values)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [step * 10.0**power for power in powers for step in (1, 2, 3, 5, 7)]
+    return [step for step in steps if low <= step <= high]
 
 
 def _limited(shown: Picture, deadline_days: float | None) -> Picture:

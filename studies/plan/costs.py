@@ -16,14 +16,15 @@ from surrogate.uncertainty import GAUSSIAN_90
 
 SECONDS_PER_DAY = 86_400.0
 SURE = 0.95
-"""P(in time), memory included, from which a cluster is called surely big enough."""
+"""P(in time) from which a cluster is called surely big enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """What a token count takes; ``days90`` runs from the fast to the slow end of the 90% interval.
 
-    ``usd`` is None where no price is known, ``in_time`` (a probability) without a deadline.
+    ``usd`` is None where no price is known. ``in_time`` is the probability that the deadline is met
+    where the config fits (a leaner one is found in minutes where it does not); None without one.
     """
 
     tokens: float
@@ -73,7 +74,7 @@ def cost(
     if deadline_days is not None:
         spread = math.log(high / low) / (2 * GAUSSIAN_90)
         margin = math.log(deadline_days * gpus / gpu_days) / spread
-        in_time = float(ndtr(margin)) * pair.best.fit_probability
+        in_time = float(ndtr(margin))
     return Cost(
         tokens=tokens,
         days=gpu_days / gpus,

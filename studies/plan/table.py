@@ -82,15 +82,14 @@ def cost_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:
 
 def smallest_sentence(found: Smallest) -> str:
     """Which size of a cluster meets a deadline, as one sentence."""
-    what = f"{found.workload} on {found.cluster} in {found.deadline_days:g} days"
+    what = f"{found.workload} in {found.deadline_days:g} days on {found.cluster}"
     if found.expected is None:
-        return f"{what}: none of the sizes tried, up to {max(found.tried):,} GPUs."
-    surely = (
-        "no size tried does with 95% probability"
-        if found.surely is None
-        else f"{found.surely:,} with 95% probability"
-    )
-    return f"{what}: {found.expected:,} GPUs are expected to do; {surely}."
+        return f"{what}: no size tried is big enough, up to {max(found.tried):,} GPUs."
+    if found.surely is None:
+        return f"{what}: {found.expected:,} GPUs as expected; no size tried with 95% probability."
+    if found.surely == found.expected:
+        return f"{what}: {found.expected:,} GPUs, with 95% probability."
+    return f"{what}: {found.expected:,} GPUs as expected, {found.surely:,} with 95% probability."
 
 
 def brief(value: float) -> str:

@@ -1,0 +1,315 @@
+"""``foretune plan``: identities of its costs, resuming, minimal clusters and bad plans."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specs.errors import InputError
+from specs.formats.plan import read_plan
+from studies.api import plan as plan_of
+from studies.plan.files import shipped_plans
+from studies.plan.pair import Best, PairResult, fewest_gpus_a_replica
+from studies.plan.table import brief
+from tests.studies.conftest import Ran
+
+Foretune = Callable[..., Ran]
+AXES = {"precision": ["bf16"], "sharding": ["zero1"], "cp": 1, "recompute": ["none", "full"]}
+PLAN: dict[str, Any] = {
+    "name": "small",
+    "tokens": 1e11,
+    "deadline_days": 20,
+    "pue": 1.25,
+    "goodput": 0.8,
+    "space": "core",
+    "workloads": {
+        "8B": {"model": "llama3.1-8b", "seq_len": 4096, "global_batch_size": 128, "axes": AXES}
+    },
+    "clusters": {
+        "H100": {"gpu": "H100", "num_nodes": [1, 2, 4], "price_usd_per_gpu_hour": 2.0},
+        "MI300X": {"gpu": "MI300X", "num_nodes": 2, "price_usd_per_gpu_hour": 1.5},
+    },
+}
+
+
+def _write(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump({**PLAN, **changes}, sort_keys=False))
+    return path
+
+
+def _run(folder: Path, **changes: Any) -> Any:
+    return plan_of(_write(folder / "p.yaml", **changes), out=folder / "out", jobs=1)
+
+
+def test_costs_are_consistent(tmp_path: Path) -> None:
+    for row in _run(tmp_path).rows:
+        best, spent = row.pair.best, row.cost
+        assert best is not None
+        assert spent is not None
+        low, high = best.interval90
+        assert low < best.tokens_per_s_per_gpu < high
+        assert spent.gpu_days == pytest.approx(spent.days * row.pair.num_gpus)
+        trained = best.tokens_per_s_per_gpu * row.pair.num_gpus * spent.days * 86_400 * 0.8
+        assert trained == pytest.approx(1e11)
+        price = {"H100": 2.0, "MI300X": 1.5}[row.pair.cluster]
+        assert spent.usd == pytest.approx(24 * spent.gpu_days * price)
+        watts = {"H100": 700, "MI300X": 750}[row.pair.cluster]
+        assert spent.energy_mwh == pytest.approx(24 * spent.gpu_days * watts * 1.25 / 1e6)
+        assert spent.days90[0] < spent.days < spent.days90[1]
+        assert (spent.in_time or 0) > 0.5 or spent.days > 0.9 * 20
+        assert row.scaling == 1.0 or row.pair.num_gpus > 8
+
+
+def test_double_price_is_double_money_and_nothing_is_projected_again(tmp_path: Path) -> None:
+    first = _run(tmp_path)
+    clusters = {
+        name: {**fields, "price_usd_per_gpu_hour": 2 * fields["price_usd_per_gpu_hour"]}
+        for name, fields in PLAN["clusters"].items()
+    }
+    second = _run(tmp_path, clusters=clusters)
+    assert (second.resumed, second.changed) == (4, 0)
+    for before, after in zip(first.rows, second.rows, strict=True):
+        assert after.cost.usd == pytest.approx(2 * before.cost.usd)
+        assert replace(after.cost, usd=0) == replace(before.cost, usd=0)
+
+
+@pytest.mark.parametrize(
+    "faster",
+    [
+        {"nic_bytes_per_s": 4},
+        {"link_bytes_per_s": 2},
+        {"hbm_bytes_per_s": 2},
+        {"peak_flops": 1.5},
+        {"hbm_gib": 2},
+    ],
+    ids=str,
+)
+def test_better_hardware_is_never_slower(tmp_path: Path, faster: dict[str, float]) -> None:
+    clusters = {
+        "plain": {"gpu": "H100", "num_nodes": [4]},
+        "better": {"gpu": "H100", "num_nodes": [4], "scaled": faster},
+    }
+    large = {"model": "llama3.1-70b", "seq_len": 4096, "global_batch_size": 128, "axes": AXES}
+    plain, better = _run(tmp_path, clusters=clusters, workloads={"70B": large}).rows
+    assert better.pair.best.tokens_per_s_per_gpu >= 0.999 * plain.pair.best.tokens_per_s_per_gpu
+    assert better.pair.best.trust in ("physics only", "extrapolated")
+    assert any("not of the catalog" in note for note in better.pair.notes)
+
+
+def test_the_smallest_cluster_is_minimal(tmp_path: Path) -> None:
+    result = _run(tmp_path, deadline_days=12)
+    for found in result.smallest:
+        rows = [row for row in result.rows if row.pair.cluster == found.cluster]
+        assert found.tried == tuple(row.pair.num_gpus for row in rows)
+        for row in rows:
+            assert row.cost is not None
+            enough = row.cost.days <= 12
+            assert enough == (found.expected is not None and row.pair.num_gpus >= found.expected)
+            sure = (row.cost.in_time or 0) >= 0.95
+            assert sure == (found.surely is not None and row.pair.num_gpus >= found.surely)
+    assert [found.expected for found in result.smallest if found.cluster == "H100"] == [16]
+
+
+def test_changed_inputs_are_projected_again_and_the_others_kept(tmp_path: Path) -> None:
+    _run(tmp_path)
+    clusters = {
+        **PLAN["clusters"],
+        "MI300X": {"gpu": "MI300X", "num_nodes": 2, "scaled": {"hbm_gib": 2}},
+    }
+    changed = _run(tmp_path, clusters=clusters)
+    assert (changed.resumed, changed.changed) == (3, 1)
+    assert len(list((tmp_path / "out/small/pairs").glob("*.json"))) == 4
+    assert _run(tmp_path, clusters=clusters).resumed == 4
+    for path in (tmp_path / "out/small/pairs").glob("H100*.json"):
+        path.write_text("{")
+    assert _run(tmp_path, clusters=clusters).resumed == 4 - len(
+        list((tmp_path / "out/small/pairs").glob("H100*.json"))
+    )
+
+
+def test_an_impossible_pair_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    clusters = {
+        "odd": {"gpu": "H100", "num_nodes": 1, "gpus_per_node": 7},
+        "small": {"gpu": "A100-40GB", "num_nodes": 1},
+        "good": {"gpu": "MI300X", "num_nodes": 2},
+    }
+    workloads = {
+        "70B": {
+            "model": "llama3.1-70b",
+            "seq_len": 8192,
+            "global_batch_size": 64,
+            "axes": {**AXES, "pp": [1, 2, 4, 8]},
+        },
+        "wrong": {
+            "model": "llama3.1-8b",
+            "seq_len": 4096,
+            "global_batch_size": 8,
+            "axes": {"tp": 0},
+        },
+    }
+    rows = {
+        (r.pair.workload, r.pair.cluster): r.pair
+        for r in _run(tmp_path, clusters=clusters, workloads=workloads).rows
+    }
+    assert rows["70B", "odd"].state == "illegal"
+    assert rows["70B", "small"].state == "does not fit"
+    assert rows["70B", "small"].missing_gib > 0
+    assert rows["70B", "good"].state == "best"
+    assert rows["wrong", "good"].state == "bad input"
+    assert all(pair.why.endswith(".") for pair in rows.values() if not pair.best)
+
+
+def test_nothing_feasible_is_exit_3_with_what_is_missing(
+    foretune: Foretune, tmp_path: Path
+) -> None:
+    workloads = {"405B": {"model": "llama3.1-405b", "seq_len": 8192, "global_batch_size": 64}}
+    path = _write(
+        tmp_path / "p.yaml", workloads=workloads, clusters={"one": "8xH100", "two": "16xH100"}
+    )
+    ran = foretune("plan", path, "--out", tmp_path / "out", "--jobs", "1")
+    assert ran.code == 3
+    assert "GiB more than" in ran.err
+    assert "two (16 GPUs)" in ran.err, "the nearest"
+
+
+def test_the_command_writes_csv_json_and_page(foretune: Foretune, tmp_path: Path) -> None:
+    path = _write(tmp_path / "p.yaml")
+    ran = foretune("plan", path, "--out", tmp_path, "--csv", tmp_path / "t.csv", "--json")
+    assert ran.code == 0, ran.err
+    with (tmp_path / "t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    pairs = ran.json["pairs"]
+    assert [float(row["usd"]) for row in rows] == [pair["cost"]["usd"] for pair in pairs]
+    assert json.loads((tmp_path / "small/plan.json").read_text()) == ran.json
+    page = (tmp_path / "small/plan.html").read_text()
+    assert "Days to train 8B" in page
+    ran = foretune("plan", path, "--out", tmp_path, "--jobs", "1")
+    assert "4 of 4 pairs were known already" in ran.out
+    tables = [line for line in ran.out.splitlines() if "H100 " in line and ":" not in line]
+    assert tables
+    assert all(len(line.rstrip()) <= 80 for line in tables)
+
+
+def _start(plan: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "foretune", "plan", str(plan), "--out", str(out), "--json"]
+    return subprocess.Popen(
+        [*command, "--jobs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        start_new_session=True,
+    )
+
+
+def test_a_killed_plan_loses_no_finished_pair(tmp_path: Path) -> None:
+    clusters = {"H100": {"gpu": "H100", "num_nodes": "1..12"}}
+    plan = _write(tmp_path / "p.yaml", clusters=clusters)
+    kept = tmp_path / "out/small/pairs"
+    process = _start(plan, tmp_path / "out")
+    deadline = time.monotonic() + 120
+    while len(list(kept.glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.json")}
+    assert len(before) >= 3
+    process = _start(plan, tmp_path / "out")
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    result = json.loads(printed)
+    assert result["resumed"] == len(before)
+    assert [pair["num_nodes"] for pair in result["pairs"]] == [*range(1, 13)]
+    after = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.json")}
+    assert len(after) == 12
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"tokens": -1}, "tokens"),
+        ({"tokens": "nan"}, "tokens"),
+        ({"pue": 0.5}, "pue"),
+        ({"goodput": 0}, "goodput"),
+        ({"clusters": {}}, "clusters"),
+        ({"clusters": {"a": {"gpu": "H100", "num_nodes": "8..2"}}}, "num_nodes"),
+        ({"clusters": {"a": {"gpu": "H100", "num_nodes": [0]}}}, "num_nodes"),
+        ({"clusters": {"a": {"gpu": "H100", "num_nodes": "1..99999999"}}}, "num_nodes"),
+        ({"clusters": {"a": {"gpu": "H100", "scaled": {"nic_bytes_per_s": -1}}}}, "nic_bytes"),
+        ({"clusters": {"a": {"gpu": "H100", "overrides": {"peak_flops": {"x": 1}}}}}, "format 'x'"),
+        ({"clusters": {"a": 5}}, "mapping"),
+        ({"clusters": {"a": "8xNOPE"}}, "NOPE"),
+        ({"workloads": {"a": {"seq_len": 4}}}, "model"),
+        ({"workloads": {"a": "missing.yaml"}}, "missing.yaml"),
+        ({"workloads": {"a": {"model": "llama3.1-8b", "cluster": "8xH100"}}}, "cluster"),
+        ({"typo": 1}, "typo"),
+    ],
+    ids=str,
+)
+def test_bad_plans_are_refused(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        read_plan(_write(tmp_path / "p.yaml", **changes))
+
+
+def test_workloads_may_be_files(tmp_path: Path, small_study: Path) -> None:
+    plan = read_plan(_write(tmp_path / "p.yaml", workloads={"a": small_study.name}))
+    experiment = plan.workloads[0].on(plan.clusters[0].cluster)
+    assert experiment.workload.model.name == "llama3.1-8b"
+    assert experiment.cluster is plan.clusters[0].cluster
+
+
+@pytest.mark.parametrize("name", shipped_plans())
+def test_shipped_plans_can_be_read(name: str) -> None:
+    assert len(read_plan(shipped_plans()[name])) >= 4
+
+
+@pytest.mark.parametrize(("batch", "gpus", "width"), [(512, 512, 1), (512, 96, 3), (512, 1024, 2)])
+def test_a_batch_that_does_not_divide_needs_wider_replicas(
+    batch: int, gpus: int, width: int
+) -> None:
+    assert fewest_gpus_a_replica(batch, gpus) == width
+
+
+def test_kept_results_are_read_back() -> None:
+    best = Best(
+        config={"tp": 1},
+        words="tp=1",
+        tokens_per_s_per_gpu=2.0,
+        interval90=(1.0, 3.0),
+        fit_probability=1.0,
+        peak_gib=5.0,
+        trust="extrapolated",
+    )
+    result = PairResult(
+        workload="a",
+        cluster="b",
+        num_gpus=8,
+        num_nodes=1,
+        gpu="H100",
+        inputs_hash="0",
+        state="best",
+        best=best,
+        notes=("x",),
+    )
+    assert PairResult.from_json(json.loads(json.dumps(result.as_json()))) == result
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1234, "0.12"), (12.34, "12.3"), (9876.4, "9,876"), (15400, "15.4k"), (2.5e6, "2.50M")],
+)
+def test_quantities_are_short(value: float, text: str) -> None:
+    assert brief(value) == text
