@@ -87,6 +87,12 @@ class Stack(BaseModel):
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
     weight_offload_fraction: float = Field(0.0, ge=0, le=1)
+    runtime_gib: float | None = Field(
+        None,
+        ge=0,
+        description="GiB of a device that runtime, libraries and communicators take beside tensors, "
+        "where it was measured; null: as fitted for framework and vendor",
+    )
     vocab_divisible_by: int = Field(128, gt=0)
     vocabulary_barriers: int = Field(
         0, ge=0, le=2, description="vocabulary parallelism over pipeline ranks (arXiv 2411.05288)"

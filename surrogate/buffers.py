@@ -141,5 +141,14 @@ def outside(cases: Cases, constants: MemoryConstants) -> Outside:
         cases
     )
     device = device + np.where(exchanges, constants.moe_device_gib[vendor], 0.0)
-    base = constants.reserved_base_gib[family] * GIB
+    measured = cases.stack.runtime_gib
+    known = ~np.isnan(measured)
+    device = np.where(known, measured, device)
+    base = np.where(known, 0.0, constants.reserved_base_gib[family] * GIB)
     return Outside(1.0 + fragmentation, base, device * GIB)
+
+
+def workspace_bytes(cases: Cases, constants: MemoryConstants) -> Column:
+    """What libraries allocate beside states and activations, (n,); a measured runtime holds it."""
+    fitted = constants.allocated_base_gib[cases.stack.framework] * GIB
+    return np.where(np.isnan(cases.stack.runtime_gib), fitted, 0.0)

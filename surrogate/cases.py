@@ -116,7 +116,10 @@ class ClusterColumns(Columns):
 
 @dataclass(frozen=True)
 class StackColumns(Columns):
-    """Software columns; ``framework`` holds Framework codes, bytes are per parameter."""
+    """Software columns; ``framework`` holds Framework codes, bytes are per parameter.
+
+    ``runtime_gib`` is NaN where it is to be taken from the constants of the memory model.
+    """
 
     framework: Column
     weight_bytes: Column
@@ -127,6 +130,7 @@ class StackColumns(Columns):
     cuda_graphs: Column
     optimizer_offload_fraction: Column
     weight_offload_fraction: Column
+    runtime_gib: Column
     vocab_divisible_by: Column
     vocabulary_barriers: Column
 
@@ -135,6 +139,8 @@ class StackColumns(Columns):
         """Columns of shape ()."""
         names = [field.name for field in fields(cls) if field.name != "framework"]
         values = {name: np.array(getattr(stack, name)) for name in names}
+        if stack.runtime_gib is None:
+            values["runtime_gib"] = np.array(np.nan)
         return cls(framework=np.array(int(stack.framework)), **values)
 
 

@@ -25,6 +25,7 @@ from surrogate.buffers import (
     logits_bytes,
     outside,
     unsharded_bytes,
+    workspace_bytes,
 )
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
@@ -244,7 +245,7 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     shared = shared + column(dispatch_bytes(cases, constants)) * (stages.moe_layers > 0)
     live = activations + beyond_working + shared
     temporary = column(constants.optimizer_temporary[cases.stack.framework]) * states.optimizer
-    base = column(constants.allocated_base_gib[cases.stack.framework] * GIB)
+    base = column(workspace_bytes(cases, constants))
     buffers = shared + np.maximum(temporary - live, 0.0) + base
     kept_for_good = states.weights + states.optimizer
     pool = kept_for_good + states.gradients + activations + beyond_working + buffers

@@ -48,6 +48,7 @@ class StackFile(BaseModel):
     grouped_gemm: bool | None = None
     turbo: bool | None = None
     optimizer_offload_fraction: float | None = Field(None, ge=0, le=1)
+    runtime_gib: float | None = Field(None, ge=0, le=1024)
     vocab_divisible_by: int | None = Field(None, gt=0, le=1 << 20)
 
 
