@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specs.errors import InputError
+from studies.ledger import Trial
 from studies.report.facts import MEASURED, RESULT, StudyFacts, load, read_facts, study_names
 from studies.storage import StorageAddress
 
@@ -17,7 +18,12 @@ NEAR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One study: ``found_after`` is the trials it took to come within 1% of its best."""
+    """One study: ``found_after`` is the trials it took to come within 1% of its best.
+
+    ``contributions`` maps each proposer to its ``trials``, how many of them ``improved`` on all
+    before, and the ``gain`` that these brought together, a fraction of the first trial that fits.
+    ``llm`` names the model that was asked, with what it took; empty and None where none was.
+    """
 
     study: str
     model: str
@@ -35,6 +41,10 @@ class Row:
     proposer: str
     proposers: dict[str, int]
     config: dict[str, Any]
+    contributions: dict[str, dict[str, float]]
+    llm: str
+    llm_tokens: int | None
+    llm_cost_usd: float | None
 
     def as_json(self) -> dict[str, Any]:
         """The row as JSON."""
@@ -78,7 +88,38 @@ def row_of(facts: StudyFacts) -> Row:
         proposer=proposer,
         proposers=dict(Counter(trial.proposer for trial in facts.trials).most_common()),
         config=dict(best.config.as_labels()),
+        contributions=contributions(facts.trials),
+        **_model(facts),
     )
+
+
+def contributions(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
+    """Proposer -> trials, improvements and the gain that they brought, in order of appearance."""
+    found: dict[str, dict[str, float]] = {}
+    first = best = 0.0
+    for trial in trials:
+        held = found.setdefault(trial.proposer, {"trials": 0, "improved": 0, "gain": 0.0})
+        held["trials"] += 1
+        if not trial.fits or trial.expected <= best:
+            continue
+        if first:
+            held["improved"] += 1
+            held["gain"] += (trial.expected - best) / first
+        first, best = first or trial.expected, trial.expected
+    return found
+
+
+def _model(facts: StudyFacts) -> dict[str, Any]:
+    """The model that a study asked, its tokens and its cost."""
+    llm = facts.result.get("llm")
+    if not llm:
+        return {"llm": "", "llm_tokens": None, "llm_cost_usd": None}
+    spent = llm["spent"]
+    return {
+        "llm": str(llm["model"]),
+        "llm_tokens": spent["prompt_tokens"] + spent["completion_tokens"],
+        "llm_cost_usd": spent["cost_usd"],
+    }
 
 
 def _found_after(facts: StudyFacts) -> int | None:

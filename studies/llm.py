@@ -161,7 +161,7 @@ class StudyAdvisor:
             _as_trials(trials),
             self._worth_of(trials),
         )
-        return _proposal(chosen, self.advice) if chosen is not None else None
+        return proposal_of(chosen, self.advice) if chosen is not None else None
 
     def _ask(self, trials: Sequence[Trial], known: int) -> None:
         """One round; its advice is kept on the study before anything follows from it."""
@@ -171,7 +171,7 @@ class StudyAdvisor:
         )
         advice = consult(self._consultant, self._ground(trials), request, number, known)
         self.advice = (*self.advice, advice)
-        self._ledger.describe({f"{_ADVICE}{number}": advice.as_json()})
+        self._ledger.describe({advice_key(number): advice.as_json()})
 
     def briefing(self, trials: Sequence[Trial]) -> str:
         """What the model sees now."""
@@ -250,13 +250,22 @@ def summary_of(
     believed: float | None,
 ) -> dict[str, Any]:
     """Model, spending, rounds and the trials that were the model's."""
+    best = _best(trials)
+    return {
+        **rounds_of(consultant, advice),
+        "trials": [trial.number for trial in trials if trial.proposer == PROPOSER],
+        "best_is_its": best is not None and best.proposer == PROPOSER,
+        "believed": believed,
+    }
+
+
+def rounds_of(consultant: Consultant, advice: Sequence[Advice]) -> dict[str, Any]:
+    """Model, spending, rounds and how many proposals got which verdict."""
     spent: Spent = consultant.spent
     verdicts: dict[str, int] = {}
     for held in advice:
         for proposal in held.proposals:
             verdicts[proposal.verdict] = verdicts.get(proposal.verdict, 0) + 1
-    own = [trial for trial in trials if trial.proposer == PROPOSER]
-    best = _best(trials)
     return {
         "model": consultant.model,
         "spent": spent.as_json(),
@@ -265,9 +274,6 @@ def summary_of(
             for held in advice
         ],
         "verdicts": verdicts,
-        "trials": [trial.number for trial in own],
-        "best_is_its": best is not None and best.proposer == PROPOSER,
-        "believed": believed,
         "replayed": isinstance(consultant, Replay),
     }
 
@@ -296,6 +302,11 @@ def notes_on(summary: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def advice_key(number: int) -> str:
+    """The attribute of a study that keeps the advice of a round."""
+    return f"{_ADVICE}{number}"
+
+
 def read_advice(attributes: Mapping[str, Any]) -> tuple[Advice, ...]:
     """The rounds that a study keeps, oldest first."""
     found = [Advice.from_json(held) for key, held in attributes.items() if key.startswith(_ADVICE)]
@@ -318,7 +329,8 @@ def fit_of(job: Job, config: TrainingConfig) -> tuple[float, float]:
     return float(seen.fit_probability[0]), over
 
 
-def _proposal(chosen: CheckedProposal, advice: Sequence[Advice]) -> Proposal:
+def proposal_of(chosen: CheckedProposal, advice: Sequence[Advice]) -> Proposal:
+    """A checked proposal with its reason for a person: round, expectation, the model's words."""
     number = next(a.number for a in reversed(advice) if chosen in a.proposals)
     expected = chosen.expected_effect
     words = "" if expected is None else f", expected {expected:+.1%} over the baseline"

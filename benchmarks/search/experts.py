@@ -1,9 +1,12 @@
 """Simulated experts in the place of a language model, through the product's own code.
 
-An expert knows the (log) truth up to an error that is smooth over axes and pairs of axes, as a
-person's or a model's is, and tells it as a model may: a few configs with their expected effect and
-single values to prefer or avoid, in rounds. What it says goes through the same reply, checks,
-prior, guard and ration as that of a real model.
+An expert knows the (log) truth up to an error and tells it as a model may: a few configs with
+their expected effect, and values and pairs of values to prefer or avoid, in rounds. What it says
+goes through the same reply, checks, prior, guard and ration as that of a real model.
+
+Errors are independent from config to config (the experts of the rest of the benchmark), or
+systematic: smooth over axes and pairs of axes, so that what the expert likes best is what it is
+most wrong about. Systematic errors are the harder case; a language model's are of both kinds.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from benchmarks.search.methods import (
     Run,
     allowed,
     pool_of_problem,
+    simulated_expert,
 )
 from benchmarks.search.problem import Floats, Problem
 from search.evidence import PEAK_KNOWN
@@ -27,17 +31,16 @@ from search.llm.advice import ACCEPTED, DUPLICATE, ILLEGAL, Advice, Finding, con
 from search.llm.asking import Request, Scripted
 from search.llm.opinion import current_opinion
 from search.llm.repair import closeness
+from search.llm.schema import MOST_PRIORS
 from search.llm.turns import Trials, Worth, is_due, its_turn
 from search.pool import Pool
 from search.pool_sampler import Judged, PoolSampler
 from search.prior import Opinion
 
 PROPOSALS = 5
-GOOD, WEAK, ADVERSARIAL = 0.8, 0.5, -0.5
-"""Correlation of what an expert believes with the log of the truth."""
 
 
-def belief_of(problem: Problem, correlation: float) -> Floats:
+def systematic(problem: Problem, correlation: float) -> Floats:
     """What an expert believes of every candidate: the truth and a smooth error, standardised."""
     generator = np.random.default_rng([problem.seed, 23])
     truth = np.log(problem.true_speed)
@@ -66,14 +69,7 @@ def reply_of(
     open_belief[list(tried)] = -np.inf
     best = np.argsort(-open_belief, kind="stable")[:PROPOSALS]
     scale = float(np.log(problem.true_speed).std())
-    priors = []
-    for a, axis in enumerate(problem.axes):
-        means = np.array([belief[problem.codes[:, a] == v].mean() for v in range(axis.size)])
-        widest = float(np.abs(means - means.mean()).max()) or 1.0
-        priors += [
-            {"axis": axis.name, "value": v, "weight": float((means[v] - means.mean()) / widest)}
-            for v in range(axis.size)
-        ]
+    priors = priors_of(problem, belief)
     proposals = [
         {
             "config": named(problem, int(row)),
@@ -83,6 +79,35 @@ def reply_of(
         for row in best
     ]
     return {"hypotheses": [], "axis_priors": priors, "notes": "", "proposals": proposals}
+
+
+def priors_of(problem: Problem, belief: Floats) -> list[dict[str, Any]]:
+    """The effects of single values and the strongest of pairs, as weights on one scale."""
+    codes, axes = problem.codes, problem.axes
+    rest = belief - belief.mean()
+    single = []
+    for a, axis in enumerate(axes):
+        means = _means(rest, codes[:, a], axis.size)
+        rest = rest - means[codes[:, a]]
+        single += [({"axis": axis.name, "value": v}, float(means[v])) for v in range(axis.size)]
+    paired = []
+    for i, j in combinations(range(len(axes)), 2):
+        cell = codes[:, i] * axes[j].size + codes[:, j]
+        means = _means(rest, cell, axes[i].size * axes[j].size)
+        for number, mean in enumerate(means):
+            first, second = divmod(number, axes[j].size)
+            said = {"axis": axes[j].name, "value": second, "when": {axes[i].name: first}}
+            paired.append((said, float(mean)))
+    paired.sort(key=lambda pair: -abs(pair[1]))
+    said_all = [*single, *paired[: MOST_PRIORS - len(single)]]
+    widest = max(abs(weight) for _, weight in said_all)
+    return [{**said, "weight": weight / widest} for said, weight in said_all]
+
+
+def _means(values: Floats, group: Any, groups: int) -> Floats:
+    counts = np.bincount(group, minlength=groups)
+    means: Floats = np.bincount(group, values, groups) / np.maximum(counts, 1)
+    return means
 
 
 def named(problem: Problem, row: int) -> dict[str, int]:
@@ -189,10 +214,23 @@ def advised_by(expert: Callable[[Problem], Floats]) -> Method:
     return method
 
 
+def independent(problem: Problem, correlation: float) -> Floats:
+    """What an expert believes of every candidate: the truth and an error of each by itself."""
+    return simulated_expert(correlation)(problem)
+
+
+QUALITIES = {"good": 0.8, "weak": 0.5, "adversarial": -0.5}
+"""Correlation of what an expert believes with the log of the truth."""
+
+
+def name_of(quality: str, errors: str) -> str:
+    """The method of an expert in the place of the model."""
+    return f"PoolSampler, LLM: {quality} expert" + (f", {errors} errors" if errors else "")
+
+
 EXPERTS: dict[str, Method] = {
-    f"PoolSampler, LLM: {name} expert": advised_by(
-        lambda problem, correlation=correlation: belief_of(problem, correlation)
-    )
-    for name, correlation in (("good", GOOD), ("weak", WEAK), ("adversarial", ADVERSARIAL))
+    name_of(quality, errors): advised_by(lambda p, c=correlation, b=belief: b(p, c))
+    for errors, belief in (("", independent), ("systematic", systematic))
+    for quality, correlation in QUALITIES.items()
 }
 """Methods that are compared with PoolSampler alone."""

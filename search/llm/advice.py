@@ -66,14 +66,14 @@ class CheckedProposal:
 class Advice:
     """Round ``number``, asked when ``known`` trials were known; ``failure`` is empty if it held.
 
-    ``axis_priors`` are (axis, value, weight).
+    ``axis_priors`` are (values that a config must have, axis -> value; weight).
     """
 
     number: int
     known: int
     failure: str = ""
     hypotheses: tuple[Mapping[str, Any], ...] = ()
-    axis_priors: tuple[tuple[str, Any, float], ...] = ()
+    axis_priors: tuple[tuple[Mapping[str, Any], float], ...] = ()
     notes: str = ""
     proposals: tuple[CheckedProposal, ...] = ()
 
@@ -94,7 +94,7 @@ class Advice:
             known=content["known"],
             failure=content["failure"],
             hypotheses=tuple(content["hypotheses"]),
-            axis_priors=tuple((a, v, float(w)) for a, v, w in content["axis_priors"]),
+            axis_priors=tuple((dict(held), float(w)) for held, w in content["axis_priors"]),
             notes=content["notes"],
             proposals=tuple(CheckedProposal(**held) for held in content["proposals"]),
         )
@@ -140,7 +140,9 @@ def _checked(answer: Answer, ground: Ground, number: int, known: int) -> Advice:
         number=number,
         known=known,
         hypotheses=tuple(held.model_dump(mode="json") for held in outcome.hypotheses),
-        axis_priors=tuple((p.axis, p.value, p.weight) for p in outcome.axis_priors if p.weight),
+        axis_priors=tuple(
+            ({**p.when, p.axis: p.value}, p.weight) for p in outcome.axis_priors if p.weight
+        ),
         notes=outcome.notes,
         proposals=tuple(_proposal(held, ground) for held in outcome.proposals),
     )

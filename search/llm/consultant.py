@@ -19,7 +19,7 @@ from search.llm.schema import one_line
 DEADLINE_S = 60.0
 """Seconds for a question and the answer to its feedback, retries included."""
 PATIENCE = 2
-"""Questions without an answer in a row after which a study does not ask again."""
+"""Rounds without an answer in a row after which a study does not ask again."""
 FAILURE_LENGTH = 240
 
 
@@ -48,13 +48,14 @@ class LiveConsultant:
             self.spent.add(
                 answer.prompt_tokens, answer.completion_tokens, answer.cost_usd, answer.seconds
             )
-            self._failures = self._failures + 1 if answer.failure else 0
+            missed = 0 if request.feedback else 1
+            self._failures = self._failures + missed if answer.failure else 0
         self._recording.call(request, answer, self.model)
         return answer
 
     def _asked(self, request: Request) -> Answer:
         if self._failures >= PATIENCE:
-            return _skipped(f"it failed {self._failures} times in a row and is not asked again")
+            return _skipped(f"it failed {self._failures} rounds in a row and is not asked again")
         began = time.monotonic()
         try:
             self._client.start()

@@ -43,10 +43,10 @@ class Candidates(Protocol):
 def opinion_of(candidates: Candidates, advice: Advice) -> Floats:
     """Scores of all candidates, shape (n,); only their order counts."""
     scores = np.zeros(len(candidates))
-    for axis, value, weight in advice.axis_priors:
-        mask = candidates.having(axis, value)
-        if mask is not None:
-            scores += weight * mask
+    for values, weight in advice.axis_priors:
+        masks = [candidates.having(axis, value) for axis, value in values.items()]
+        if masks and all(mask is not None for mask in masks):
+            scores += weight * np.all(masks, axis=0)
     usable = advice.usable
     for place, proposal in enumerate(usable):
         assert proposal.config is not None

@@ -14,9 +14,16 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import dspy
+import json_repair
 from dspy.utils.exceptions import AdapterParseError
 
-from search.llm.schema import AxisPriors, Hypotheses, Notes, Proposals
+from search.llm.schema import (
+    AxisPrior,
+    Hypothesis,
+    ProposedConfig,
+    Reply,
+    read_reply,
+)
 from specs.errors import InputError
 
 LONGEST_REPLY = 100_000
@@ -31,10 +38,16 @@ def signature(instructions: str) -> Any:
             str,
             dspy.InputField(desc="what was wrong with your last reply; may be empty"),
         ),
-        "hypotheses": (Hypotheses, dspy.OutputField(desc="what you believe, most certain first")),
-        "axis_priors": (AxisPriors, dspy.OutputField(desc="single values to prefer or avoid")),
-        "notes": (Notes, dspy.OutputField(desc="to yourself, for the next round")),
-        "proposals": (Proposals, dspy.OutputField(desc="configs to try, best first")),
+        "hypotheses": (
+            list[Hypothesis],
+            dspy.OutputField(desc="most certain first"),
+        ),
+        "axis_priors": (
+            list[AxisPrior],
+            dspy.OutputField(desc="what to prefer or avoid"),
+        ),
+        "notes": (str, dspy.OutputField(desc="to yourself, for the next round")),
+        "proposals": (list[ProposedConfig], dspy.OutputField(desc="configs to try, best first")),
     }
     return dspy.Signature(fields, instructions)
 
@@ -68,10 +81,22 @@ class OneReply(dspy.JSONAdapter):  # type: ignore[misc]
             problem = f"the reply is {len(completion):,} characters long"
         elif was_cut(completion):
             problem = "the reply was cut off"
-        if problem:
-            raise AdapterParseError(type(self).__name__, signature, completion[:200], problem)
-        fields: dict[str, Any] = super().parse(signature, completion)
-        return fields
+        reply = "" if problem else read_reply(as_object(completion))
+        if problem or not isinstance(reply, Reply):
+            said = problem or str(reply)
+            raise AdapterParseError(type(self).__name__, signature, completion[:200], said)
+        return {name: getattr(reply, name) for name in signature.output_fields}
+
+
+def as_object(text: str) -> Any:
+    """The JSON object in a text, small slips mended; None where there is none."""
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0 or end < start:
+        return None
+    try:
+        return json_repair.loads(text[start : end + 1])
+    except RecursionError:
+        return None
 
 
 def was_cut(text: str) -> bool:

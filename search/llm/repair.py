@@ -214,7 +214,9 @@ class ConfigGround:
             if listed and held not in listed:
                 if AXES[axis].kind is not int:
                     return None
-                changes[axis] = min(listed, key=lambda v, held=held: (abs(v - held), v))
+                # A change was wanted: to stay where the anchor is would be no repair of it.
+                others = [v for v in listed if v != getattr(self._anchor, axis)] or listed
+                changes[axis] = min(others, key=lambda v, held=held: (abs(v - held), v))
         return with_companions(self._anchor, changes) if changes != dict(named) else None
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 MOST_PROPOSALS = 8
-MOST_PRIORS = 32
+MOST_PRIORS = 64
 MOST_HYPOTHESES = 8
 TEXT_LENGTH = 400
 NOTES_LENGTH = 1200
@@ -78,6 +78,10 @@ def _config(value: Any) -> dict[str, Any]:
     return {one_line(axis, 60): _label(held) for axis, held in value.items() if held is not None}
 
 
+def _condition(value: Any) -> dict[str, Any]:
+    return _config(value or {})
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -104,12 +108,15 @@ class ProposedConfig(_Part):
 
 
 class AxisPrior(_Part):
-    """How much better or worse a value of an axis is than the others of that axis."""
+    """How much better or worse a value of an axis is than the others, alone or beside others."""
 
     axis: Annotated[str, _text(60)]
     value: Annotated[Any, BeforeValidator(_label)]
     weight: Annotated[float, BeforeValidator(_weight)] = Field(
         description="-1 (avoid) to 1 (prefer)"
+    )
+    when: Annotated[dict[str, Any], BeforeValidator(_condition)] = Field(
+        default={}, description="other axes: values that it holds for; empty: always"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from search.llm.advice import Advice, CheckedProposal
@@ -28,7 +29,8 @@ Worth = Callable[[Mapping[str, Any]], float | None]
 @dataclass
 class Trials:
     """The trials so far, in order: the row of each among some candidates (-1 beside them), what it
-    was worth (0 where it does not fit), and whether the model proposed it."""
+    was worth (0 where it does not fit, NaN where that is not known yet), and whether the model
+    proposed it."""
 
     rows: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -45,7 +47,8 @@ class Trials:
 
     def worth(self, mine: bool) -> list[float]:
         """What the model's trials were worth, or those of all others."""
-        return [v for v, own in zip(self.values, self.mine, strict=True) if own is mine]
+        pairs = zip(self.values, self.mine, strict=True)
+        return [v for v, own in pairs if own is mine and isfinite(v)]
 
 
 def is_due(advice: Sequence[Advice], trials: int) -> bool:
@@ -57,7 +60,9 @@ def is_due(advice: Sequence[Advice], trials: int) -> bool:
 
 def standing_of_model(advice: Sequence[Advice], candidates: Candidates, trials: Trials) -> float:
     """How far the model is believed now, 0 to 1; 0 also where its proposals lost their say."""
-    believed = agreement(foretold(candidates, advice, trials.rows), trials.rows, trials.values)
+    told = foretold(candidates, advice, trials.rows)
+    known = [pair for pair in zip(trials.rows, trials.values, strict=True) if isfinite(pair[1])]
+    believed = agreement(told, [row for row, _ in known], [value for _, value in known])
     own, others = trials.worth(True), trials.worth(False)
     return believed if has_a_say(believed, own, others) else 0.0
 

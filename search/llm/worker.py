@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -21,7 +22,7 @@ KEY_VARIABLE = "FORETUNE_LLM_API_KEY"
 REPLY_TOKENS = 4096
 REASONING_TOKENS = 16384
 """Tokens of a reply; models that reason count their thoughts (DSPy asks at least 16,000)."""
-RETRIES = 2
+RETRIES = 1
 CALL_TIMEOUT_S = 30.0
 """Longest silence of a server before LiteLLM tries again."""
 MOST_MEMORY_BYTES = 8 << 30
@@ -150,6 +151,12 @@ WORDS = {
 }
 
 
+_LIBRARIES = re.compile(
+    r"^(?:\[[^\]]*\] )?(?:litellm\.)?(?:\w+: )*(?:\w+Exception - )?(?:error - )?"
+)
+"""What the libraries put before what the server said."""
+
+
 def in_words(error: BaseException) -> str:
     """One sentence of what went wrong, without the wall of text that libraries add."""
     for kind in type(error).__mro__:
@@ -159,7 +166,8 @@ def in_words(error: BaseException) -> str:
     else:
         words = f"the call failed ({type(error).__name__})"
     detail = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return f"{words}: {detail[:160]}" if detail else words
+    detail = _LIBRARIES.sub("", detail)[:160]
+    return f"{words}: {detail}" if detail else words
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from studies.cli.common import JsonOption, Output, StorageOption
+
+if TYPE_CHECKING:
+    from studies.comparison import Row
 
 StudiesArgument = Annotated[
     list[str] | None,
@@ -56,7 +60,13 @@ def compare_command(
             ("best proposed by", *(row.proposer for row in rows)),
             ("oracle", *(row.oracle for row in rows)),
             ("seed", *(str(row.seed) for row in rows)),
+            *models_rows(rows),
         ],
+    )
+    output.table(
+        "what each proposer contributed: trials, improvements, gain over the first",
+        ("proposer", *names),
+        contributions_rows(rows),
     )
     found = differences(rows)
     if found:
@@ -65,3 +75,33 @@ def compare_command(
             ("axis", *names),
             [(axis, *(short(value) for value in values)) for axis, values in found],
         )
+
+
+def models_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Model, tokens and cost of each study; nothing where no study asked a model."""
+    if not any(row.llm for row in rows):
+        return []
+    return [
+        ("model asked", *(row.llm or "none" for row in rows)),
+        ("  tokens", *("" if r.llm_tokens is None else f"{r.llm_tokens:,}" for r in rows)),
+        ("  cost", *(_cost(row) for row in rows)),
+    ]
+
+
+def _cost(row: Row) -> str:
+    if not row.llm:
+        return ""
+    return "unknown" if row.llm_cost_usd is None else f"${row.llm_cost_usd:.4f}"
+
+
+def contributions_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """What each proposer contributed to each study."""
+    proposers = dict.fromkeys(name for row in rows for name in row.contributions)
+    return [(name, *(_contribution(row, name) for row in rows)) for name in proposers]
+
+
+def _contribution(row: Row, proposer: str) -> str:
+    held = row.contributions.get(proposer)
+    if held is None:
+        return ""
+    return f"{held['trials']:.0f}, {held['improved']:.0f}, {held['gain']:+.1%}"

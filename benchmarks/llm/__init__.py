@@ -1,0 +1,1 @@
+"""What a really running small model does to a study."""

@@ -1,0 +1,163 @@
+"""A model's server with every fault: an answer or one sentence, in time, and never a key."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from search.llm.asking import Request
+from search.llm.budget import Caps
+from search.llm.client import Client, Endpoint, Failed
+from search.llm.consultant import LiveConsultant
+from search.llm.recording import Recording
+from search.llm.schema import Reply, read_reply
+from tests.llm_server import MODES, TRANSPORT, LlmServer, proposals
+
+if importlib.util.find_spec("litellm") is None or importlib.util.find_spec("dspy") is None:
+    pytest.skip("pip install 'foretune[llm]'", allow_module_level=True)
+
+CANARY = "sk-canary-0123456789abcdef"
+ENDING = ("hung", "drip", "huge")
+"""Modes that never end: the worker is ended and another one started."""
+READABLE = {
+    "good", "fenced", "wrong_members", "illegal", "near_miss", "duplicates", "unknown_axes",
+    "too_big", "nan", "huge_numbers", "html", "many",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    """The canary as the key of the endpoint."""
+    before = os.environ.get("FORETUNE_LLM_API_KEY")
+    os.environ["FORETUNE_LLM_API_KEY"] = CANARY
+    yield
+    os.environ.pop("FORETUNE_LLM_API_KEY")
+    if before is not None:
+        os.environ["FORETUNE_LLM_API_KEY"] = before
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LlmServer]:
+    """One server whose mode the tests change."""
+    with LlmServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: LlmServer, environment: None) -> Iterator[Client]:
+    """One worker for all modes: it takes seconds to start."""
+    del environment
+    running = Client(Endpoint("openai/small", server.url))
+    yield running
+    running.close()
+
+
+def ask(client: Client, server: LlmServer, mode: str, left_s: float) -> Reply | str:
+    """What comes of one question in a mode: a reply or a sentence."""
+    server.modes, server.requests[:] = [mode], []
+    try:
+        client.start()
+        found = client.ask("Propose.", "a study", "", left_s)
+    except Failed as failed:
+        return str(failed)
+    if found["failure"]:
+        return str(found["failure"])
+    return read_reply(found["fields"])
+
+
+def test_every_mode_ends_in_a_reply_or_one_sentence(client: Client, server: LlmServer) -> None:
+    assert len(MODES) >= 30
+    assert len(TRANSPORT) >= 12
+    said = {}
+    for mode in [m for m in MODES if m not in ENDING]:
+        outcome = ask(client, server, mode, 40.0)
+        assert isinstance(outcome, Reply) == (mode in READABLE), (mode, outcome)
+        if isinstance(outcome, str):
+            assert outcome
+            assert "\n" not in outcome
+            assert len(outcome) < 400
+            said[mode] = outcome
+        assert len(server.requests) <= 3, mode
+    assert "too many requests" in said["status_429"]
+    assert "refuses the key" in said["status_401"]
+    assert "does not know the model" in said["status_404"]
+    assert "cut off" in said["cut"]
+    assert "cannot be read" in said["prose"]
+    # The study goes on: the same worker still answers well.
+    assert isinstance(ask(client, server, "good", 40.0), Reply)
+
+
+@pytest.mark.parametrize("mode", ENDING)
+def test_a_reply_that_never_ends_is_ended(client: Client, server: LlmServer, mode: str) -> None:
+    client.start()
+    process = client._process
+    assert process is not None
+    began = time.monotonic()
+    outcome = ask(client, server, mode, 2.0)
+    assert time.monotonic() - began < 20.0  # and not the 2 minutes or the forever of the server
+    assert isinstance(outcome, str), outcome
+    assert process.poll() is not None
+    assert threading.active_count() < 20
+
+
+def test_keys_reach_neither_recording_nor_answer(
+    server: LlmServer, environment: None, tmp_path: Path
+) -> None:
+    del environment
+    recording = Recording(tmp_path / "llm.jsonl", {"seed": 0}, "openai/small", 4)
+    consultant = LiveConsultant(Endpoint("openai/small", server.url), recording, Caps(), 40.0)
+    try:
+        server.modes, server.keys[:] = ["echo_key"], []
+        refused = consultant.ask(Request("Propose.", "a study"))
+        assert server.keys[0] == f"Bearer {CANARY}"  # it was really sent, to this server alone
+        server.modes = ["good"]
+        server.reply = lambda _: proposals({"tp": CANARY, CANARY: 1}) + f" Bearer {CANARY}"
+        echoed = consultant.ask(Request("Propose.", "another study"))
+    finally:
+        server.reply = None
+        consultant.close()
+    assert refused.failure
+    assert echoed.fields is not None
+    for text in (refused.failure, echoed.text, str(echoed.fields), recording.path.read_text()):
+        assert CANARY not in text
+        assert CANARY.removeprefix("sk-") not in text
+    lines = [json.loads(line) for line in recording.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["study", "call", "call"]
+    assert lines[2]["completion_tokens"] == 20
+
+
+def test_many_at_once_get_their_own_answers(environment: None) -> None:
+    del environment
+
+    def told(body: dict[str, object]) -> str:
+        text = json.dumps(body)
+        number = next(n for n in range(12) if f"study number {n} of" in text)
+        time.sleep(0.05 * (number % 3))
+        return proposals({"mbs": number + 1})
+
+    with LlmServer(reply=told) as server:
+        clients = [Client(Endpoint("openai/small", server.url)) for _ in range(2)]
+
+        def asked(number: int) -> int:
+            client = clients[number % 2]
+            with locks[number % 2]:
+                client.start()
+                found = client.ask("Propose.", f"study number {number} of 12", "", 60.0)
+            return int(found["fields"]["proposals"][0]["config"]["mbs"])
+
+        locks = [threading.Lock(), threading.Lock()]
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(asked, range(12)))
+        finally:
+            for client in clients:
+                client.close()
+    assert answers == [number + 1 for number in range(12)]
