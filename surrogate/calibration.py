@@ -3,14 +3,16 @@
 The errors of the projections are explained, in this order of preference, by constants of the
 physics that are other on this GPU and framework (a NIC shared by more, a slower all-to-all), by
 offsets of the levels GPU, Stack, release and Model, and by how alike the configs are. Each has a
-prior variance, so one run moves a little of everything and ten runs move what they identify: the
-best linear unbiased prediction of a linear mixed model (Henderson 1975; Rasmussen, Williams 2006).
+prior variance (``calibration_prior``), so one run moves a little of everything and ten runs move
+what they identify: the best linear unbiased prediction of a linear mixed model (Henderson 1975;
+Rasmussen, Williams 2006). A run that contradicts the others loses weight, and runs that contradict
+each other widen the interval of their key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,52 +21,50 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specs.choices import MoeDispatcher, Precision
 from specs.errors import InputError
+from surrogate.calibration_prior import (
+    KEY,
+    LABELS,
+    MOE_FACTOR,
+    Facts,
+    Labelled,
+    Labels,
+    alike,
+    constant_sd,
+    constant_slopes,
+    labels_of,
+    prior_variance,
+    scatter_of,
+    shared_covariance,
+    squared_distance,
+)
 from surrogate.cases import Cases, Column
 from surrogate.constants import write_json
 from surrogate.features import FEATURES, features
-from surrogate.pipeline.stages import stage_columns
-from surrogate.step_time import step_time
-from surrogate.time_constants import TimeConstants, nudged, prior_of
-from surrogate.time_rates import ALIASES, BELIEFS, RATE_COLUMNS
+from surrogate.time_constants import TimeConstants
+from surrogate.time_rates import BELIEFS
 
 Floats = NDArray[np.float64]
 
-SCHEMA_VERSION: Literal[1] = 1
-MOE_FACTOR = 1.5
-"""Errors of MoE runs vary this much more than those of dense runs, on Folds left out."""
-NOISE_SD, MOE_NOISE_FACTOR = 0.025, 2.5
-"""Scatter of runs with equal stated layout, dense, and how much more it is for MoE models."""
+SCHEMA_VERSION: Literal[2] = 2
 LARGEST_LOG_ERROR = 3.0
 """A run this far from its projection (a factor of 20) was measured in another unit, or is of
 another job (assumed: the physics is never that wrong where it is worth correcting)."""
-SMALLEST_CONSTANT_SD = 0.1
-"""A constant may be at least this different on a GPU and framework of its own (log sd)."""
-
-LEVELS = {
-    ("gpu",): 0.015,
-    ("gpu", "framework"): 0.02,
-    ("gpu", "model"): 0.03,
-    ("gpu", "framework", "release"): 0.015,
-    ("gpu", "framework", "model"): 0.035,
-}
-"""Sd of the log offset that runs of one level share, dense models; measured on Folds left out."""
-
-CONFIG_SD = 0.12
-"""Sd of the log error that runs of one key share when their configs are alike."""
-CONFIG_REACH = 0.6
-"""How fast likeness of configs decays within a key, of the rate of the residual."""
-DIFFERENT = {"release": 0.5, "precision": 0.5, "dispatcher": 1.0}
-"""Runs of one key are exp(-this) alike when they differ in it."""
-LABELS = ("gpu", "framework", "release", "model", "precision", "dispatcher", "kind")
 
 PROJECTION_BIAS, PROJECTION_BIAS_SD = -0.10, 0.10
 """log(measured / projected) where no constant was ever fitted to runs: projections from profiles
 are optimistic (Primus: +1.6% on its baseline, +11.5% on its winner)."""
-STEP = 1e-3
 SENSITIVE = 0.02
 """A run depends on a constant if 1% of the constant is at least this share of 1% of its time."""
+STUDENT_DEGREES = 4.0
+"""Of the scatter: how soon a run that contradicts the others loses weight, and how many runs must
+agree before the scatter of their key is believed to be small."""
+ROUNDS = 4
+"""Of reweighting; the weights then change by less than 1%."""
+SMALLEST_SCALE = 0.7
+"""However well the runs of a key agree, its spread is at least this share of what is usual."""
+SAME_CONFIG = 1e-6
+"""Squared distance of coordinates, as rounded in files, up to which two configs are the same."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,91 @@ class Offset:
     """What a calibration says of n rows, columns of shape (n,).
 
     ``mean`` is the log offset, ``sd`` what is left of its prior sd and ``open_share`` the variance
-    that is left over that of the prior; ``calibrated`` marks rows whose key has measured runs,
-    ``measured`` those whose very config has one.
+    that is left over that of the prior; ``scale`` is the scatter of the runs of the row's key over
+    the usual one: above 1 where they contradict each other, 1 with one run or none. ``calibrated``
+    marks rows whose key has measured runs, ``measured`` those whose very config has one.
     """
 
     mean: Floats
     sd: Floats
     open_share: Floats
+    scale: Floats
     calibrated: NDArray[np.bool_]
     measured: NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, mean: Floats, prior: Floats) -> Offset:
+        """Rows of which no run is known; ``prior`` is their variance."""
+        one, never = np.ones(len(mean)), np.zeros(len(mean), dtype=bool)
+        return cls(mean, np.sqrt(prior), one, one, never, never)
+
+    @classmethod
+    def known(
+        cls,
+        found: Posterior,
+        mean: Floats,
+        prior: Floats,
+        shared: Floats,
+        same_key: NDArray[np.bool_],
+        measured: NDArray[np.bool_],
+    ) -> Offset:
+        """Rows that share ``shared``, shape (n, r), of their ``prior`` variance with r facts."""
+        explained = np.einsum("ij,ij->i", shared @ found.inverse, shared)
+        left = np.maximum(prior - explained, 1e-12)
+        calibrated = same_key.any(axis=1)
+        scale = np.where(calibrated, found.scale[same_key.argmax(axis=1)], 1.0)
+        return cls(mean, np.sqrt(left), left / prior, scale, calibrated, measured)
+
+
+class Posterior(NamedTuple):
+    """What r facts say: ``weights`` of their errors in a mean, shape (r,); ``noise`` the variance
+    of their scatter after reweighting; ``inverse`` of their covariance with the usual scatter; and
+    ``scale``, the scatter of the runs of each one's key over the usual one."""
+
+    weights: Floats
+    noise: Floats
+    inverse: Floats
+    scale: Floats
+
+    @classmethod
+    def of(cls, prior: Floats, errors: Floats, scatter: Floats, key: Column) -> Posterior:
+        """The posterior of r facts.
+
+        Args:
+            prior: covariance of what lies behind the errors, shape (r, r).
+            errors: shape (r,).
+            scatter: sd of each run around that, shape (r,).
+            key: number of each one's CalibrationKey, shape (r,).
+        """
+        base = np.square(scatter)
+        noise = base.copy()
+        for _ in range(ROUNDS):
+            weights = np.linalg.solve(prior + np.diag(noise), errors)
+            # Student-t scatter as a mixture of Gaussians; noise * weights is what is not explained.
+            surprise = np.square(noise * weights) / base
+            noise = base * np.maximum(STUDENT_DEGREES + surprise, STUDENT_DEGREES + 1.0)
+            noise /= STUDENT_DEGREES + 1.0
+        weights = np.linalg.solve(prior + np.diag(noise), errors)
+        usual = prior + np.diag(base)
+        scale = np.ones(len(errors))
+        for code in np.unique(key):
+            rows = np.flatnonzero(key == code)
+            scale[rows] = _scatter_scale(usual[np.ix_(rows, rows)], errors[rows])
+        return cls(weights, noise, np.linalg.inv(usual), scale)
+
+
+def _scatter_scale(covariance: Floats, errors: Floats) -> float:
+    """Scatter of runs of one key around their common offset, over what their covariance expects.
+
+    An inverse-gamma prior around 1 of STUDENT_DEGREES runs; the common offset is free, so that one
+    run, however surprising, says nothing of the scatter.
+    """
+    inverse = np.linalg.inv(covariance)
+    centre = inverse.sum(axis=0) @ errors / inverse.sum()
+    apart = errors - centre
+    contradiction = apart @ inverse @ apart
+    squared = (STUDENT_DEGREES + contradiction) / (STUDENT_DEGREES + len(errors) - 1.0)
+    return float(np.sqrt(max(squared, SMALLEST_SCALE**2)))
 
 
 @dataclass(frozen=True)
@@ -88,16 +164,20 @@ class Calibration:
     """Measured runs as facts: where they lie, what they are and how wrong the projection was.
 
     ``slopes`` are derivatives of log tokens/s by the log of each constant of ``BELIEFS``, shape
-    (r, c); ``errors`` log(measured / projected), shape (r,). ``bias`` is the prior mean of errors.
+    (r, c); ``errors`` log(measured / projected), shape (r,); ``scatter`` the sd of each run around
+    what runs like it have in common. ``bias`` is the prior mean of errors, ``projections`` a hash
+    of what the errors were measured against, empty without runs.
     """
 
     points: Floats
-    labels: Mapping[str, Column]
+    labels: Facts
     slopes: Floats
     errors: Floats
+    scatter: Floats
     run_ids: tuple[str, ...]
     bias: float = 0.0
     bias_sd: float = 0.0
+    projections: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -108,11 +188,17 @@ class Calibration:
         """No measured runs. Constants never fitted to runs are believed to be optimistic."""
         bias, sd = (0.0, 0.0) if fitted_to_runs else (PROJECTION_BIAS, PROJECTION_BIAS_SD)
         labels = {name: np.empty(0, dtype=object) for name in LABELS}
-        empty = np.empty((0, len(FEATURES)))
-        return cls(empty, labels, np.empty((0, len(BELIEFS))), np.empty(0), (), bias, sd)
+        none, points = np.empty(0), np.empty((0, len(FEATURES)))
+        return cls(points, labels, np.empty((0, len(BELIEFS))), none, none, (), bias, sd)
 
     def with_runs(
-        self, cases: Cases, errors: Floats, constants: TimeConstants, run_ids: tuple[str, ...]
+        self,
+        cases: Cases,
+        errors: Floats,
+        constants: TimeConstants,
+        run_ids: tuple[str, ...],
+        unstated: Column,
+        projections: str = "",
     ) -> Calibration:
         """The facts of these runs added to those already there.
 
@@ -121,60 +207,79 @@ class Calibration:
             errors: log(measured / projected without calibration), shape (n,).
             constants: with which they were projected.
             run_ids: one a run; a run that is already there is replaced.
+            unstated: whether a run's recomputation is not stated, shape (n,).
+            projections: hash of what the errors were measured against.
+
+        Raises:
+            InputError: the runs already there were measured against other projections.
         """
-        keep = np.array([run_id not in run_ids for run_id in self.run_ids], dtype=bool)
-        labels = labels_of(cases)
-        return Calibration(
-            points=np.vstack([self.points[keep], features(cases)]),
-            labels={n: np.concatenate([self.labels[n][keep], labels[n]]) for n in LABELS},
-            slopes=np.vstack([self.slopes[keep], constant_slopes(cases, constants)]),
-            errors=np.concatenate([self.errors[keep], errors]),
-            run_ids=(*(r for r, k in zip(self.run_ids, keep, strict=True) if k), *run_ids),
-            bias=self.bias,
-            bias_sd=self.bias_sd,
-            about=self.about,
+        new = Calibration(
+            points=features(cases),
+            labels={name: label.text(len(cases)) for name, label in labels_of(cases).items()},
+            slopes=constant_slopes(cases, constants),
+            errors=errors,
+            scatter=scatter_of(cases, unstated),
+            run_ids=run_ids,
+            projections=projections,
+        )
+        return self.merged(new)
+
+    def merged(self, other: Calibration) -> Calibration:
+        """The runs of both; of a run that is in both, what ``other`` says.
+
+        Raises:
+            InputError: they were measured against other projections.
+        """
+        if len(self) and len(other) and self.projections != other.projections:
+            raise InputError(
+                "the calibrations were learned on projections of two versions; calibrate again "
+                "from the runs."
+            )
+        keep = np.array([run_id not in other.run_ids for run_id in self.run_ids], dtype=bool)
+        kept = tuple(run for run, k in zip(self.run_ids, keep, strict=True) if k)
+
+        def joined(name: str) -> Floats:
+            return np.concatenate([getattr(self, name)[keep], getattr(other, name)])
+
+        return replace(
+            self,
+            points=joined("points"),
+            labels={n: np.concatenate([self.labels[n][keep], other.labels[n]]) for n in LABELS},
+            slopes=joined("slopes"),
+            errors=joined("errors"),
+            scatter=joined("scatter"),
+            run_ids=(*kept, *other.run_ids),
+            projections=other.projections or self.projections,
         )
 
     @cached_property
-    def _weights(self) -> Floats:
-        """Weight of each fact in an offset."""
-        return np.asarray(np.linalg.solve(self._covariance, self.errors - self.bias))
+    def _prior(self) -> Floats:
+        """Covariance of what lies behind the errors of the facts, shape (r, r)."""
+        labels = {name: Labelled.of(self.labels[name]) for name in LABELS}
+        return self._shared(self.points, labels) + self._structural
 
     @cached_property
-    def _covariance(self) -> Floats:
-        """Covariance of the facts with their scatter."""
-        prior = self._shared(self.points, self.labels) + self._structural(self.labels, self.slopes)
-        moe = self.labels["kind"] == "moe"
-        noise = np.square(NOISE_SD * np.where(moe, MOE_NOISE_FACTOR, 1.0))
-        covariance: Floats = prior + np.diag(noise)
-        return covariance
+    def _posterior(self) -> Posterior:
+        return Posterior.of(self._prior, self.errors - self.bias, self.scatter, self.key)
 
-    def _shared(self, points: Floats, labels: Mapping[str, Column]) -> Floats:
+    @property
+    def key(self) -> Column:
+        """Number of the CalibrationKey of each run, shape (r,)."""
+        codes = [Labelled.of(self.labels[name]).codes for name in KEY]
+        numbers: Column = np.unique(np.column_stack(codes), axis=0, return_inverse=True)[1].ravel()
+        return numbers
+
+    def _shared(self, points: Floats, labels: Labels) -> Floats:
         """Covariance of rows with the facts by levels and likeness of configs, shape (n, r)."""
-        same = {name: labels[name][:, None] == self.labels[name][None, :] for name in LABELS}
-        total = np.full((len(points), len(self)), self.bias_sd**2)
-        for level, sd in LEVELS.items():
-            total += sd**2 * np.logical_and.reduce([same[name] for name in level])
-        squared = np.square(points).sum(axis=1)[:, None] + np.square(self.points).sum(axis=1)
-        distance = np.maximum(squared - 2.0 * points @ self.points.T, 0.0)
-        exponent = -0.5 * CONFIG_REACH * distance
-        for name, penalty in DIFFERENT.items():
-            exponent = exponent - penalty * ~same[name]
-        key = same["gpu"] & same["framework"] & same["model"]
-        total += np.where(key, CONFIG_SD**2 * np.exp(exponent), 0.0)
-        total *= same["kind"]
-        scale = np.where(labels["kind"] == "moe", MOE_FACTOR, 1.0)
-        own = np.where(self.labels["kind"] == "moe", MOE_FACTOR, 1.0)
-        shared: Floats = total * scale[:, None] * own[None, :]
-        return shared
+        distance = squared_distance(points, self.points)
+        return shared_covariance(labels, distance, self.labels, self.bias_sd**2)
 
-    def _structural(self, labels: Mapping[str, Column], slopes: Floats) -> Floats:
-        """Covariance of rows with the facts by constants of their GPU and framework, (n, r)."""
-        spread = slopes * constant_sd()
+    @property
+    def _structural(self) -> Floats:
+        """Covariance of the facts by constants of their GPU and framework, shape (r, r)."""
         own = self.slopes * constant_sd()
-        together = labels["gpu"][:, None] == self.labels["gpu"][None, :]
-        together &= labels["framework"][:, None] == self.labels["framework"][None, :]
-        structural: Floats = (spread @ own.T) * together
+        labels = {name: Labelled.of(self.labels[name]) for name in ("gpu", "framework")}
+        structural: Floats = (own @ own.T) * alike(labels, self.labels, "gpu", "framework")
         return structural
 
     def constant_factors(self, gpu: str, framework: str) -> dict[str, float]:
@@ -182,43 +287,44 @@ class Calibration:
         rows = (self.labels["gpu"] == gpu) & (self.labels["framework"] == framework)
         if not rows.any():
             return {}
-        moved = constant_sd() ** 2 * (self.slopes[rows].T @ self._weights[rows])
+        moved = constant_sd() ** 2 * (self.slopes[rows].T @ self._posterior.weights[rows])
         return {name: float(np.exp(m)) for name, m in zip(BELIEFS, moved, strict=True)}
 
     def offset(self, cases: Cases) -> Offset:
         """What is left after the constants have moved, shape (n,)."""
-        scale = np.where(cases.model.num_experts > 0, MOE_FACTOR, 1.0)
-        prior = np.broadcast_to(self.prior_variance() * scale**2, (len(cases),))
+        rows = len(cases)
+        factor = np.where(cases.model.num_experts > 0, MOE_FACTOR**2, 1.0)
+        prior = np.broadcast_to(prior_variance(self.bias_sd**2) * factor, (rows,))
         if not len(self):
-            never = np.zeros(len(cases), dtype=bool)
-            full = np.full(len(cases), self.bias)
-            return Offset(full, np.sqrt(prior), np.ones(len(cases)), never, never)
+            return Offset.unknown(np.full(rows, self.bias), prior)
         labels, points = labels_of(cases), features(cases)
         shared = self._shared(points, labels)
-        explained = np.einsum("ij,ji->i", shared, np.linalg.solve(self._covariance, shared.T))
-        same = np.ones(shared.shape, dtype=bool)
-        for name in ("gpu", "framework", "model"):
-            same &= labels[name][:, None] == self.labels[name][None, :]
-        alike = same & (labels["release"][:, None] == self.labels["release"][None, :])
-        alike &= labels["precision"][:, None] == self.labels["precision"][None, :]
-        distance = np.abs(points[:, None, :] - self.points[None, :, :]).max(axis=2)
-        left = np.maximum(prior - explained, 1e-12)
-        return Offset(
-            mean=self.bias + shared @ self._weights,
-            sd=np.sqrt(left),
-            open_share=left / prior,
-            calibrated=np.asarray(same.any(axis=1)),
-            measured=np.asarray((alike & (distance < 1e-6)).any(axis=1)),
+        same = alike(labels, self.labels, *KEY)
+        near = squared_distance(points, self.points) < SAME_CONFIG
+        near &= same & alike(labels, self.labels, "release", "precision", "dispatcher", "tp")
+        return Offset.known(
+            self._posterior,
+            mean=self.bias + shared @ self._posterior.weights,
+            prior=prior,
+            shared=shared,
+            same_key=np.broadcast_to(same, shared.shape),
+            measured=near.any(axis=1),
         )
 
     def leave_one_out(self) -> tuple[Floats, Floats]:
         """(error left, its sd) of each run when all others are known, shape (r,).
 
-        Rasmussen, Williams (2006), equation 5.12.
+        Rasmussen, Williams (2006), equation 5.12. The sd is that of a usual run: what others say
+        of a run does not depend on how much it surprises.
         """
-        inverse = np.linalg.inv(self._covariance)
-        variance = 1.0 / np.diag(inverse)
-        return self._weights * variance, np.sqrt(variance)
+        weights, noise = self._posterior.weights, self._posterior.noise
+        variance = 1.0 / np.diag(np.linalg.inv(self._prior + np.diag(noise)))
+        usual = variance - noise + np.square(self.scatter)
+        return weights * variance, np.sqrt(np.maximum(usual, np.square(self.scatter)))
+
+    def key_scale(self) -> Floats:
+        """Scatter of the runs of each one's key over the usual one, shape (r,)."""
+        return self._posterior.scale
 
     def moved_constants(self) -> list[MovedConstant]:
         """Constants that the runs move, the most consequential first."""
@@ -242,22 +348,12 @@ class Calibration:
                 )
         return sorted(found, key=lambda moved: -moved.largest_effect)
 
-    def rehearsal(
-        self, cases: Cases, errors: Floats, constants: TimeConstants, run_ids: tuple[str, ...]
-    ) -> Rehearsal:
-        """What these runs would teach of each other; arguments as in ``with_runs``."""
-        everything = self.with_runs(cases, errors, constants, run_ids)
-        return Rehearsal(everything, len(everything) - len(cases))
-
-    def prior_variance(self) -> float:
-        """Variance of the log offset of a dense run of which nothing is known."""
-        return sum(sd**2 for sd in LEVELS.values()) + CONFIG_SD**2 + self.bias_sd**2
-
     def as_json(self) -> dict[str, Any]:
         """The calibration as data."""
         return {
             "schema_version": SCHEMA_VERSION,
             **self.about,
+            "projections": self.projections,
             "bias": self.bias,
             "bias_sd": self.bias_sd,
             "features": list(FEATURES),
@@ -266,6 +362,7 @@ class Calibration:
                 {
                     "run_id": self.run_ids[i],
                     "log_error": round(float(self.errors[i]), 5),
+                    "scatter": round(float(self.scatter[i]), 5),
                     "labels": {name: str(self.labels[name][i]) for name in LABELS},
                     "point": np.round(self.points[i], 4).tolist(),
                     "slopes": np.round(self.slopes[i], 5).tolist(),
@@ -296,78 +393,32 @@ class Rehearsal:
     def __init__(self, everything: Calibration, before: int) -> None:
         """``before`` facts were known from the start; the runs of the table follow them."""
         self.facts, self.before = everything, before
-        self.shared = everything._shared(everything.points, everything.labels)
-        self.total = everything._covariance
-        structural = everything._structural(everything.labels, everything.slopes)
-        self.with_structure = self.shared + structural
-        self.prior = np.diag(self.shared)
-        codes = [
-            np.unique(everything.labels[name].astype(str), return_inverse=True)[1]
-            for name in ("gpu", "framework", "model")
-        ]
-        self.key = np.unique(np.column_stack(codes), axis=0, return_inverse=True)[1].ravel()
+        self.prior = everything._prior
+        self.shared = self.prior - everything._structural
+        self.key = everything.key
 
     def after(self, known: Column, rest: Column) -> Offset:
         """What is known of ``rest`` once ``known`` are revealed; rows of the table."""
-        seen = np.concatenate([np.arange(self.before), known + self.before])
+        facts, seen = self.facts, np.concatenate([np.arange(self.before), known + self.before])
         rows = rest + self.before
-        never = np.zeros(len(rows), dtype=bool)
-        bias = self.facts.bias
+        own = np.diag(self.shared)[rows]
         if not len(seen):
-            full = np.full(len(rows), bias)
-            return Offset(full, np.sqrt(self.prior[rows]), np.ones(len(rows)), never, never)
-        covariance = self.total[np.ix_(seen, seen)]
-        weights = np.linalg.solve(covariance, self.facts.errors[seen] - bias)
-        shared = self.shared[np.ix_(rows, seen)]
-        explained = np.einsum("ij,ji->i", shared, np.linalg.solve(covariance, shared.T))
-        left = np.maximum(self.prior[rows] - explained, 1e-12)
-        return Offset(
-            mean=bias + self.with_structure[np.ix_(rows, seen)] @ weights,
-            sd=np.sqrt(left),
-            open_share=left / self.prior[rows],
-            calibrated=np.isin(self.key[rows], self.key[seen]),
-            measured=never,
+            return Offset.unknown(np.full(len(rows), facts.bias), own)
+        key = self.key[seen]
+        found = Posterior.of(
+            self.prior[np.ix_(seen, seen)],
+            facts.errors[seen] - facts.bias,
+            facts.scatter[seen],
+            key,
         )
-
-
-def labels_of(cases: Cases) -> dict[str, Column]:
-    """GPU, framework, release, model, precision, dispatcher and kind of every row as text, (n,)."""
-    size = (len(cases),)
-    stacks = np.array([s.framework_name for s in cases.stacks], dtype=object)
-    releases = np.array([s.version for s in cases.stacks], dtype=object)
-    models = np.array([model.name for model in cases.models], dtype=object)
-    gpus = np.array([gpu.name for gpu in cases.gpus], dtype=object)
-    precisions = np.array(Precision.labels(), dtype=object)
-    dispatchers = np.array(MoeDispatcher.labels(), dtype=object)
-    kind = np.where(cases.model.num_experts > 0, "moe", "dense").astype(object)
-    columns = {
-        "gpu": gpus[cases.cluster.gpu],
-        "framework": stacks[cases.stack_index],
-        "release": releases[cases.stack_index],
-        "model": models[cases.model_index],
-        "precision": precisions[cases.config.precision],
-        "dispatcher": dispatchers[cases.config.moe_dispatcher],
-        "kind": kind,
-    }
-    return {name: np.broadcast_to(columns[name], size) for name in LABELS}
-
-
-def constant_sd() -> Floats:
-    """How different each constant may be on a GPU and framework of its own, in log space."""
-    return np.array([max(prior_of(name)[1], SMALLEST_CONSTANT_SD) for name in BELIEFS])
-
-
-def constant_slopes(cases: Cases, constants: TimeConstants) -> Floats:
-    """Derivatives of log tokens/s by the log of each constant of BELIEFS, shape (n, c)."""
-    rates, stages = constants.rates(cases), stage_columns(cases)
-    base = np.log(step_time(cases, rates=rates, stages=stages).step_time_s)
-    place = {name: index for index, name in enumerate(BELIEFS)}
-    slopes = np.zeros((len(cases), len(BELIEFS)))
-    for column in RATE_COLUMNS:
-        moved = step_time(cases, rates=nudged(rates, column, np.exp(STEP)), stages=stages)
-        change = (base - np.log(moved.step_time_s)) / STEP
-        slopes[:, place[ALIASES.get(column, column)]] += change
-    return slopes
+        return Offset.known(
+            found,
+            mean=facts.bias + self.prior[np.ix_(rows, seen)] @ found.weights,
+            prior=own,
+            shared=self.shared[np.ix_(rows, seen)],
+            same_key=self.key[rows][:, None] == key[None, :],
+            measured=np.zeros(len(rows), dtype=bool),
+        )
 
 
 _LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
@@ -379,6 +430,7 @@ class _Run(BaseModel):
 
     run_id: str
     log_error: _LogError
+    scatter: Annotated[float, Field(gt=0, le=LARGEST_LOG_ERROR)]
     labels: dict[str, str]
     point: list[_Coordinate]
     slopes: list[_Coordinate]
@@ -389,7 +441,8 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
+    projections: str
     bias: _LogError
     bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
     features: list[str]
@@ -424,9 +477,11 @@ def read_calibration(path: Path) -> Calibration:
         labels={n: np.array([run.labels[n] for run in runs], dtype=object) for n in LABELS},
         slopes=np.array([run.slopes for run in runs]).reshape(-1, sizes[1]),
         errors=np.array([run.log_error for run in runs], dtype=np.float64),
+        scatter=np.array([run.scatter for run in runs], dtype=np.float64),
         run_ids=tuple(run.run_id for run in runs),
         bias=file.bias,
         bias_sd=file.bias_sd,
+        projections=file.projections,
         about=dict(file.model_extra or {}),
     )
 

@@ -6,6 +6,7 @@ learned from public runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from pydantic import ValidationError
 
 from specs.errors import InputError
 from specs.runs import RunTable
-from surrogate.calibration import Calibration, Offset, labels_of
+from surrogate.calibration import Calibration, Offset, Rehearsal
+from surrogate.calibration_prior import alike, labels_of
 from surrogate.cases import Cases, Column
 from surrogate.constants import ConstantFile, write_json
 from surrogate.projection import Corrected, project
@@ -83,12 +85,13 @@ class Learned:
         gain = np.zeros(len(cases))
         if not len(self.calibration):
             return gain
-        labels = labels_of(cases)
-        for gpu, framework in dict.fromkeys(zip(labels["gpu"], labels["framework"], strict=True)):
-            factors = self.calibration.constant_factors(gpu, framework)
-            if factors:
-                here = (labels["gpu"] == gpu) & (labels["framework"] == framework)
-                rows = np.flatnonzero(here)
+        labels, facts = labels_of(cases), self.calibration.labels
+        here = alike(labels, facts, "gpu", "framework")
+        for gpu, framework in dict.fromkeys(zip(facts["gpu"], facts["framework"], strict=True)):
+            fact = (facts["gpu"] == gpu) & (facts["framework"] == framework)
+            rows = np.flatnonzero(np.broadcast_to(here[:, fact.argmax()], gain.shape))
+            if len(rows):
+                factors = self.calibration.constant_factors(gpu, framework)
                 moved = step_time(cases.take(rows), self.constants.changed(factors))
                 gain[rows] = np.log(step.step_time_s[rows] / moved.step_time_s)
         return gain
@@ -108,8 +111,17 @@ class Learned:
         cases = cases_of(known)
         errors = self._errors(cases, known)
         run_ids = tuple(map(str, known.run_id))
-        calibration = self.calibration.with_runs(cases, errors, self.constants, run_ids)
+        calibration = self.calibration.with_runs(
+            cases, errors, self.constants, run_ids, known.recompute_unknown, self.projections
+        )
         return replace(self, calibration=calibration)
+
+    @property
+    def projections(self) -> str:
+        """A hash of what is projected without calibration, to which errors of runs belong."""
+        constants = sorted(self.constants.log_values.items())
+        facts = (constants, self.residual.errors.tolist())
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def _errors(self, cases: Cases, runs: RunTable) -> Floats:
         """log(measured / projected) of runs, calibration and its bias aside, shape (n,)."""
@@ -127,7 +139,10 @@ class Learned:
         cases = cases_of(table)
         errors = self._errors(cases, table)
         run_ids = tuple(map(str, np.arange(len(table))))
-        rehearsal = self.calibration.rehearsal(cases, errors, self.constants, run_ids)
+        everything = self.calibration.with_runs(
+            cases, errors, self.constants, run_ids, table.recompute_unknown, self.projections
+        )
+        rehearsal = Rehearsal(everything, len(everything) - len(table))
         like = self.residual.predict(cases)
         log_base = np.log(table.tokens_per_s_per_gpu) - errors
 
@@ -188,11 +203,11 @@ def spread(like: Prediction, offset: Offset) -> Floats:
     """Sd of the log error of a run, shape (n,).
 
     Scatter stays whatever is known; what like runs leave open shrinks by the share of the key's own
-    variance that its measured runs explain.
+    variance that its measured runs explain. Both grow where runs of the key contradict each other.
     """
     unknown = np.square(like.sd) + np.square(FOLD_SD * like.noise_sd / DENSE_NOISE_SD)
     total: Floats = np.sqrt(np.square(like.noise_sd) + unknown * offset.open_share)
-    return total
+    return total * offset.scale
 
 
 def read_learned(path: Path) -> Learned:

@@ -184,7 +184,7 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     again = replace(shipped(), calibration=read_calibration(path))
     assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
     content = json.loads(path.read_text())
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == 2
     assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
 
 
