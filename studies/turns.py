@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TELLING_S = 300.0
 """How long ``ask`` and ``tell`` wait for each other: each holds the measured study for seconds."""
+JUST_KILLED_S = 3.0
+"""How long a server may take to see that a driver was killed: it ends a statement first."""
 _PAUSE_S = 0.05
 _SERVER_KEEPALIVE_S = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10}
 """How soon the server notices that the holder of a lock is gone: 30 s + 3 times 10 s."""

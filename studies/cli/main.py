@@ -15,6 +15,7 @@ from studies.cli.compare import compare_command
 from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
+from studies.cli.launch import launch_command
 from studies.cli.plan import plan_command
 from studies.cli.profile import profile_command
 from studies.cli.project import project_command
@@ -53,6 +54,7 @@ app.command("validate")(validate_command)
 app.command("calibrate")(calibrate_command)
 app.command("export")(export_command)
 app.command("ask")(ask_command)
+app.command("launch")(launch_command)
 app.command("tell")(tell_command)
 app.command("report")(report_command)
 app.command("compare")(compare_command)
