@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from search.llm.asking import Answer, Request
@@ -44,6 +45,7 @@ class LiveConsultant:
     def ask(self, request: Request) -> Answer:
         """The model's answer; never raises for what the model or its server does."""
         answer = self._asked(request)
+        answer = replace(answer, seconds=round(answer.seconds, 3))  # as it is recorded
         if not answer.skipped:
             self.spent.add(
                 answer.prompt_tokens, answer.completion_tokens, answer.cost_usd, answer.seconds

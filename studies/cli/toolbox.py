@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from studies.cli.common import JsonOption, OutOption, Output
+from studies.cli.llm_options import (
+    LlmCostOption,
+    LlmDeadlineOption,
+    LlmOption,
+    LlmTokensOption,
+    LlmUrlOption,
+    ReplayOption,
+    llm_options,
+)
 
 if TYPE_CHECKING:
     from studies.toolbox.study import ToolboxResult
@@ -45,7 +54,9 @@ def toolbox_command(
     ] = None,
     planner: Annotated[
         str | None,
-        typer.Option("--planner", help="acquisition (default), greedy, random, tpe, exhaustive."),
+        typer.Option(
+            "--planner", help="acquisition (default), greedy, random, tpe, exhaustive, llm."
+        ),
     ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", help="Bundles evaluated in all (16).")
@@ -78,10 +89,17 @@ def toolbox_command(
         str | None,
         typer.Option("--storage", metavar="URL", help="Where trials are kept; OUT/foretune.db."),
     ] = None,
+    llm: LlmOption = None,
+    llm_url: LlmUrlOption = None,
+    llm_budget_tokens: LlmTokensOption = None,
+    llm_cost: LlmCostOption = None,
+    llm_deadline: LlmDeadlineOption = None,
+    replay: ReplayOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
     """Profile a model, try inference optimisations, keep those that are proven; rerun to resume."""
+    from specs.errors import InputError
     from studies.toolbox.request import read_request
     from studies.toolbox.study import run_toolbox
 
@@ -105,7 +123,10 @@ def toolbox_command(
             "seed": seed,
         },
     )
-    result = run_toolbox(request, out, storage, output.progress)
+    asked = llm_options(llm, llm_url, llm_budget_tokens, llm_cost, llm_deadline, replay=replay)
+    if (asked is None) is (request.planner == "llm"):
+        raise InputError("--planner llm and --llm MODEL belong together; give both or neither.")
+    result = run_toolbox(request, out, storage, output.progress, asked)
     output.notes(result.notes)
     if as_json:
         output.result(result.as_json())

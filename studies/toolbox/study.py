@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
 from studies.files import checked_folder, to_json, write_atomically
+from studies.llm import LlmOptions
 from studies.progress import Progress as Watch
 from studies.progress import silent
 from studies.storage import storage_address
@@ -19,11 +22,13 @@ from studies.toolbox.evaluation import Baseline, Evaluator
 from studies.toolbox.ledger import BundleLedger
 from studies.toolbox.log import ResearchLog
 from studies.toolbox.planners import make_planner
+from studies.toolbox.planners.llm import LlmPlanner, facts_of, llm_planner
 from studies.toolbox.process import Launch
 from studies.toolbox.profiling import bottlenecks
 from studies.toolbox.request import Request
 from studies.toolbox.search import (
     FinalStack,
+    Planner,
     Progress,
     Suggestion,
     finish,
@@ -92,9 +97,13 @@ class ToolboxResult:
 
 
 def run_toolbox(
-    request: Request, out: Path, storage: str | None = None, watch: Watch = silent
+    request: Request,
+    out: Path,
+    storage: str | None = None,
+    watch: Watch = silent,
+    llm: LlmOptions | None = None,
 ) -> ToolboxResult:
-    """Runs the study until its trials are spent, or resumes it.
+    """Runs the study until its trials are spent, or resumes it; ``llm`` is for its planner.
 
     Raises:
         InputError: the model or an option cannot be used, or torch is not installed.
@@ -113,14 +122,19 @@ def run_toolbox(
             launch_of(request, folder), request.rule, log, request.lossy_budget, request.metric
         )
         try:
-            return _study(request, ledger, evaluator, folder, watch)
+            return _study(request, ledger, evaluator, folder, watch, llm)
         finally:
             evaluator.close()
             shutil.rmtree(folder / "reference", ignore_errors=True)
 
 
 def _study(
-    request: Request, ledger: BundleLedger, evaluator: Evaluator, folder: Path, watch: Watch
+    request: Request,
+    ledger: BundleLedger,
+    evaluator: Evaluator,
+    folder: Path,
+    watch: Watch,
+    llm: LlmOptions | None,
 ) -> ToolboxResult:
     """Searches and finishes; what an earlier run has found out is not measured again."""
     done = _finished(request, ledger)
@@ -134,7 +148,9 @@ def _study(
     if done:
         final = done[1]
     else:
-        notes += _search(request, ledger, evaluator, space, progress, watch)
+        with _planner(request, folder, baseline, found, space, llm) as planner:
+            notes += _search(request, ledger, evaluator, space, progress, watch, planner)
+            notes += planner.notes() if isinstance(planner, LlmPlanner) else []
         final = _final(request, evaluator, space, progress)
         ledger.describe(
             {
@@ -159,6 +175,27 @@ def _finished(request: Request, ledger: BundleLedger) -> tuple[Baseline, FinalSt
     )
 
 
+@contextmanager
+def _planner(
+    request: Request,
+    folder: Path,
+    baseline: Baseline,
+    found: list[str],
+    space: ToolSpace,
+    llm: LlmOptions | None,
+) -> Iterator[Planner]:
+    """Who chooses the bundles."""
+    if request.planner != "llm":
+        yield make_planner(request.planner, request.seed, request.threshold)
+        return
+    host = baseline.host
+    machine = f"{host.gpu or host.device}, {host.dtype}"
+    model, work = str(request.source), str(request.work)
+    facts = facts_of(model, work, machine, found, baseline.profile, space.refused)
+    with llm_planner(llm, study_inputs(request), request.trials, folder, facts) as planner:
+        yield planner
+
+
 def _search(
     request: Request,
     ledger: BundleLedger,
@@ -166,9 +203,9 @@ def _search(
     space: ToolSpace,
     progress: Progress,
     watch: Watch,
+    planner: Planner,
 ) -> list[str]:
     """Spends the trials; returns notes."""
-    planner = make_planner(request.planner, request.seed, request.threshold)
     notes: list[str] = []
     with watch("bundles", request.trials) as advance:
         advance(min(len(progress.outcomes), request.trials))

@@ -9,18 +9,19 @@ from studies.toolbox.planners.random_order import RandomPlanner
 from studies.toolbox.planners.tpe import TpePlanner
 from studies.toolbox.search import Planner
 
-PLANNERS = ("acquisition", "greedy", "random", "tpe", "exhaustive")
+PLANNERS = ("acquisition", "greedy", "random", "tpe", "exhaustive", "llm")
 
 
 def make_planner(name: str, seed: int, threshold: float) -> Planner:
-    """The planner of a name.
+    """The planner of a name; that of a model (``planners.llm``) asks in a study only, and is the
+    acquisition, its fallback, here.
 
     Raises:
         InputError: there is no such planner.
     """
     from specs.errors import InputError
 
-    if name == "acquisition":
+    if name in ("acquisition", "llm"):
         return AcquisitionPlanner()
     if name == "greedy":
         return FixedOrderPlanner(threshold)
