@@ -12,7 +12,7 @@ each other widen the interval of their key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -28,7 +28,6 @@ from surrogate.calibration_prior import (
     MOE_FACTOR,
     Facts,
     Labelled,
-    Labels,
     alike,
     constant_sd,
     constant_slopes,
@@ -40,7 +39,8 @@ from surrogate.calibration_prior import (
 )
 from surrogate.cases import Cases, Column
 from surrogate.constants import write_json
-from surrogate.features import FEATURES, features
+from surrogate.features import CONFIG_AXES, FEATURES, features
+from surrogate.pipeline.stages import distinct_rows
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import BELIEFS
 
@@ -256,7 +256,9 @@ class Calibration:
     def _prior(self) -> Floats:
         """Covariance of what lies behind the errors of the facts, shape (r, r)."""
         labels = {name: Labelled.of(self.labels[name]) for name in LABELS}
-        return self._shared(self.points, labels) + self._structural
+        distance = squared_distance(self.points, self.points)
+        shared = shared_covariance(labels, distance, self.labels, self.bias_sd**2)
+        return shared + self._structural
 
     @cached_property
     def _posterior(self) -> Posterior:
@@ -268,11 +270,6 @@ class Calibration:
         codes = [Labelled.of(self.labels[name]).codes for name in KEY]
         numbers: Column = np.unique(np.column_stack(codes), axis=0, return_inverse=True)[1].ravel()
         return numbers
-
-    def _shared(self, points: Floats, labels: Labels) -> Floats:
-        """Covariance of rows with the facts by levels and likeness of configs, shape (n, r)."""
-        distance = squared_distance(points, self.points)
-        return shared_covariance(labels, distance, self.labels, self.bias_sd**2)
 
     @property
     def _structural(self) -> Floats:
@@ -291,16 +288,29 @@ class Calibration:
         return {name: float(np.exp(m)) for name, m in zip(BELIEFS, moved, strict=True)}
 
     def offset(self, cases: Cases) -> Offset:
-        """What is left after the constants have moved, shape (n,)."""
+        """What is left after the constants have moved, shape (n,).
+
+        Rows of one study that agree in the coordinates are computed once.
+        """
         rows = len(cases)
         factor = np.where(cases.model.num_experts > 0, MOE_FACTOR**2, 1.0)
         prior = np.broadcast_to(prior_variance(self.bias_sd**2) * factor, (rows,))
         if not len(self):
             return Offset.unknown(np.full(rows, self.bias), prior)
-        labels, points = labels_of(cases), features(cases)
-        shared = self._shared(points, labels)
+        if np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0:
+            keys = tuple(getattr(cases.config, axis).astype(np.int64) for axis in CONFIG_AXES)
+            first, index = distinct_rows(keys)
+            found = self._offset(cases.take(first), prior[first])
+            return Offset(**{f.name: getattr(found, f.name)[index] for f in fields(Offset)})
+        return self._offset(cases, prior)
+
+    def _offset(self, cases: Cases, prior: Floats) -> Offset:
+        """``offset`` of rows of ``prior`` variance, each computed for itself."""
+        labels = labels_of(cases)
+        distance = squared_distance(features(cases), self.points)
+        shared = shared_covariance(labels, distance, self.labels, self.bias_sd**2)
         same = alike(labels, self.labels, *KEY)
-        near = squared_distance(points, self.points) < SAME_CONFIG
+        near = distance < SAME_CONFIG
         near &= same & alike(labels, self.labels, "release", "precision", "dispatcher", "tp")
         return Offset.known(
             self._posterior,

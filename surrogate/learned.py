@@ -43,13 +43,17 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Learned:
-    """Constants of the physics, their posterior sd in log space, and what corrects them."""
+    """Constants of the physics, their posterior sd in log space, and what corrects them.
+
+    ``has_moved`` says that the constants are already those of the calibration.
+    """
 
     constants: TimeConstants
     posterior_sd: Mapping[str, float]
     residual: Residual
     intervals: Intervals
     calibration: Calibration
+    has_moved: bool = False
 
     @classmethod
     def nothing(cls) -> Learned:
@@ -57,6 +61,19 @@ class Learned:
         calibration = Calibration.nothing(fitted_to_runs=False)
         constants = TimeConstants.of_priors()
         return cls(constants, {}, Residual.nothing(), Intervals.gaussian(), calibration)
+
+    def settled(self, cases: Cases, constants: TimeConstants) -> tuple[TimeConstants, Learned]:
+        """The constants moved as calibrated, where all rows are of one GPU and framework.
+
+        Then one step time a row is enough; rows of many GPUs and frameworks are moved one by one.
+        """
+        of_study = np.ndim(cases.cluster.gpu) == np.ndim(cases.stack_index) == 0
+        if self.has_moved or not len(self.calibration) or not of_study:
+            return constants, self
+        gpu = cases.gpus[int(cases.cluster.gpu)].name
+        framework = cases.stacks[int(cases.stack_index)].framework_name
+        moved = constants.changed(self.calibration.constant_factors(gpu, framework))
+        return moved, replace(self, has_moved=True)
 
     def factor(self, cases: Cases, step: StepTime) -> Floats:
         """Factor on the tokens/s that ``step`` (made with ``constants``) implies, shape (n,)."""
@@ -83,7 +100,7 @@ class Learned:
     def _moved_constants(self, cases: Cases, step: StepTime) -> Floats:
         """Log gain of tokens/s where constants are calibrated for a GPU and framework."""
         gain = np.zeros(len(cases))
-        if not len(self.calibration):
+        if self.has_moved or not len(self.calibration):
             return gain
         labels, facts = labels_of(cases), self.calibration.labels
         here = alike(labels, facts, "gpu", "framework")

@@ -39,6 +39,10 @@ class Corrected:
 class Correction(Protocol):
     """Learned correction of a projection; the factors multiply tokens/s."""
 
+    def settled(self, cases: Cases, constants: TimeConstants) -> tuple[TimeConstants, Correction]:
+        """What to project these rows with: constants that hold for all of them moved for good."""
+        ...
+
     def factor(self, cases: Cases, step: StepTime) -> Column:
         """The factor alone, where neither interval nor trust is asked for, shape (n,)."""
         ...
@@ -65,6 +69,11 @@ class Projections:
 
 class PhysicsOnly:
     """No correction: the spread of the physics on runs that it was not fitted to."""
+
+    def settled(self, cases: Cases, constants: TimeConstants) -> tuple[TimeConstants, Correction]:
+        """The constants as they are."""
+        del cases
+        return constants, self
 
     def factor(self, cases: Cases, step: StepTime) -> Column:
         """Ones."""
@@ -99,7 +108,7 @@ def project(
     Raises:
         InputError: a layout is malformed, or a GPU has no such number format.
     """
-    constants, correction = _beliefs(constants, correction)
+    constants, correction = _beliefs(cases, constants, correction)
     shared = shared_layers(cases, constants)
     parts = []
     for start in range(0, len(cases), CHUNK_ROWS):
@@ -120,7 +129,7 @@ def throughput(
     correction: Correction | None = None,
 ) -> Column:
     """The tokens/s/GPU of ``project`` alone, shape (n,), where memory is not asked for."""
-    constants, correction = _beliefs(constants, correction)
+    constants, correction = _beliefs(cases, constants, correction)
     shared = shared_layers(cases, constants)
     speed = np.empty(len(cases))
     for start in range(0, len(cases), CHUNK_ROWS):
@@ -134,14 +143,15 @@ def throughput(
 
 
 def _beliefs(
-    constants: TimeConstants | None, correction: Correction | None
+    cases: Cases, constants: TimeConstants | None, correction: Correction | None
 ) -> tuple[TimeConstants, Correction]:
     """What to project with: all that was learned, unless the caller brings something else."""
     if constants is None and correction is None:
         from surrogate.learned import shipped
 
-        return shipped().constants, shipped()
-    return constants or TimeConstants.shipped(), correction or PhysicsOnly()
+        return shipped().settled(cases, shipped().constants)
+    correction = correction or PhysicsOnly()
+    return correction.settled(cases, constants or TimeConstants.shipped())
 
 
 def _chunk(
@@ -179,7 +189,7 @@ def projection_json(
 ) -> dict[str, Any]:
     """The projection of one row as the JSON of ``foretune project``."""
     one = cases.take(np.array([row]))
-    constants, correction = _beliefs(constants, correction)
+    constants, correction = _beliefs(one, constants, correction)
     projected = _chunk(one, constants, correction)
     return {
         "config": one.config.config(0).as_labels(),
