@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specs.choices import Sharding
+from specs.choices import Precision, Sharding
 from specs.config import ConfigTable, TrainingConfig
 from specs.gpu import Gpu
 from specs.model import Model
@@ -159,16 +159,23 @@ def items_of(config: TrainingConfig, workload: Workload, node: Node) -> Iterator
     if model.is_moe:
         yield _experts(model, config, tokens)
     width = model.hidden_size // (config.tp if config.sequence_parallel else 1)
-    yield _item("elementwise", {"elements": tokens * max(width, 1)})
+    yield _item("elementwise", {"elements": tokens * max(width, 1)}, dtype=_dtype(config))
     yield _item("optimizer", {"parameters": _local_parameters(model, config)})
     yield from _collectives(model, config, tokens, node)
     yield from _layers(model, config, seq)
 
 
-def _item(kind: str, sizes: Mapping[str, int], variant: str = "") -> PlanItem:
+def _item(
+    kind: str, sizes: Mapping[str, int], variant: str = "", dtype: str = "bf16"
+) -> PlanItem:
     """An item; sizes that the kind has and that are not given are 0."""
     whole = {name: max(int(sizes.get(name, 0)), 0) for name in KINDS[kind]}
-    return PlanItem(kind, whole, variant=variant)
+    return PlanItem(kind, whole, dtype, variant)
+
+
+def _dtype(config: TrainingConfig) -> str:
+    """Format in which operators of 16 or 32 bit are measured; 8 and 4 bit move with 16."""
+    return "fp32" if config.precision is Precision.FP32 else "bf16"
 
 
 def _gemms(model: Model, config: TrainingConfig, tokens: int) -> Iterator[PlanItem]:
@@ -200,9 +207,9 @@ def _gemms(model: Model, config: TrainingConfig, tokens: int) -> Iterator[PlanIt
     shapes.append((model.vocab_size // tp, hidden))
     for n, k in shapes:
         if n > 0 and k > 0:
-            yield _item("gemm", {"m": tokens, "n": n, "k": k})
+            yield _item("gemm", {"m": tokens, "n": n, "k": k}, dtype=_dtype(config))
     n, k = max(shapes, key=lambda shape: shape[0] * shape[1])
-    yield _item("gemm", {"m": n, "n": k, "k": tokens})
+    yield _item("gemm", {"m": n, "n": k, "k": tokens}, dtype=_dtype(config))
 
 
 def _attention_sizes(model: Model, config: TrainingConfig, seq: int) -> dict[str, int]:

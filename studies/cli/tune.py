@@ -32,6 +32,14 @@ from studies.cli.llm_options import (
     ReplayOption,
     llm_options,
 )
+from studies.cli.measured import (
+    PROFILE,
+    MostRunsOption,
+    OracleOption,
+    is_measured,
+    measured_loop,
+    show_loop,
+)
 from studies.cli.project import show_job, show_stages
 from studies.cli.space import PinOption, pinned_values
 from studies.cli.validate import CalibrationOption
@@ -113,6 +121,8 @@ def tune_command(
     calibration: CalibrationOption = None,
     profile: ProfileOption = None,
     python: PythonOption = None,
+    oracle: OracleOption = "surrogate",
+    runs: MostRunsOption = None,
     workers: WorkersOption = None,
     lease: LeaseOption = "1m",
     llm: LlmOption = None,
@@ -139,6 +149,9 @@ def tune_command(
     from studies.training import StudyOptions, run_study
 
     output = Output(as_json)
+    measured = is_measured(oracle)
+    if measured:
+        profile = profile or PROFILE
     asked = why_values(why) if why else None
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = pinned(job, pinned_values(pins or []))
@@ -167,7 +180,8 @@ def tune_command(
     )
     change = None
     if profile is not None:
-        job, change = _profiled(job, profile, python, out, output)
+        processes = job.cluster.gpus_per_node if measured else 0
+        job, change = _profiled(job, profile, python, processes, out, output)
     study = run_study(job, options, output.progress)
     result = result_of(study, seed or 0)
     output.notes((*study.notes, *result.cautions))
@@ -178,9 +192,11 @@ def tune_command(
     address = storage_address(storage, out / "foretune.db")
     with output.progress("notes and graphs on the study", None):
         show_study(address, out, result.as_json(files), files)
+    loop = measured_loop(output, job, storage, out, python, runs, seed or 0) if measured else None
     if as_json:
         content = result.as_json(files, answer.as_json(rival) if answer else None)
-        output.result(content | ({"profile": change.as_json()} if change else {}))
+        content |= {"profile": change.as_json()} if change else {}
+        output.result(content | ({"measured": loop.as_json()} if loop else {}))
         return
     show_result(output, result)
     if change:
@@ -188,6 +204,8 @@ def tune_command(
     if answer:
         show_answer(output, answer)
         output.say(rival)
+    if loop:
+        show_loop(output, loop)
     output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
     output.say(*(f"  {path.name}" for path in files))
 
@@ -211,7 +229,7 @@ def _crew(
 
 
 def _profiled(
-    job: Job, budget: str, python: str | None, out: Path, output: Output
+    job: Job, budget: str, python: str | None, processes: int, out: Path, output: Output
 ) -> tuple[Job, Change]:
     """The job as it is projected after this node was profiled, and what that changed."""
     import sys
@@ -221,7 +239,9 @@ def _profiled(
 
     folder = checked_folder(out) / name_from(job.experiment.name) / "profile"
     seconds = duration_s(budget, "--profile")
-    options = ProfileOptions(folder=folder, budget_s=seconds, python=python or sys.executable)
+    options = ProfileOptions(
+        folder=folder, budget_s=seconds, python=python or sys.executable, processes=processes
+    )
     after, change = profile_first(job, options, output.progress)
     output.notes(change.found.notes)
     return after, change
