@@ -29,7 +29,7 @@ from studies.queue import Queue
 from studies.spending import share, spend
 from studies.storage import in_one_sentence, storage_address
 from studies.transfer import other_study, transferred
-from studies.turns import only_driver
+from studies.turns import JUST_KILLED_S, only_driver
 from studies.wording import describe
 
 DEFAULT_TRIALS = 64
@@ -123,7 +123,8 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     anchor, anchor_notes = anchor_of(job, ranking)
     notes = (*job.notes, *anchor_notes)
     llm: dict[str, Any] | None = None
-    with only_driver(address, options.out / name, name) as held, in_one_sentence(address):
+    turn = only_driver(address, options.out / name, name, JUST_KILLED_S)
+    with turn as held, in_one_sentence(address):
         ledger = Ledger.open(address, name, inputs)
         ledger.describe({"notes": list(notes)})
         seeds = _legal_seeds(job, seed_sweep(anchor, space.axes), ledger)

@@ -5,6 +5,7 @@ Only light modules are imported here: ``foretune --help`` must not wait for nump
 
 from __future__ import annotations
 
+import errno
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 80
 """Columns of output that no terminal shows: a file or a pipe."""
 EXIT_DONE, EXIT_BUG, EXIT_BAD_INPUT, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of the file system that are no bug: a full disk, a quota, no permission."""
 
 InputArgument = Annotated[
     str,
@@ -249,6 +253,12 @@ def run(command: Callable[..., Any]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_DONE
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        where = error.filename or "a file of the results"
+        _complain(f"cannot write {where}: {error.strerror}; mend it and run the same again.")
+        return EXIT_BAD_INPUT
     return EXIT_DONE
 
 

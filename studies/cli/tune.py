@@ -145,7 +145,7 @@ def tune_command(
     from studies.outputs import write_files
     from studies.result import result_of
     from studies.showcase import show_study
-    from studies.storage import storage_address
+    from studies.storage import in_one_sentence, storage_address
     from studies.training import StudyOptions, run_study
 
     output = Output(as_json)
@@ -190,7 +190,7 @@ def tune_command(
     files, refusals = write_files(result)
     output.notes(refusals)
     address = storage_address(storage, out / "foretune.db")
-    with output.progress("notes and graphs on the study", None):
+    with output.progress("notes and graphs on the study", None), in_one_sentence(address):
         show_study(address, out, result.as_json(files), files)
     loop = measured_loop(output, job, storage, out, python, runs, seed or 0) if measured else None
     if as_json:
