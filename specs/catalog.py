@@ -23,6 +23,9 @@ from specs.model import Model, unsupported
 
 FOLDER = Path(__file__).parent / "catalog"
 
+MAX_CHAIN = 40
+MAX_LAYERS = 100_000
+
 Entries = dict[str, dict[str, Any]]
 Item = TypeVar("Item", bound=BaseModel)
 
@@ -42,17 +45,37 @@ def gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
     Raises:
         InputError: there is no such GPU; near names and how to add one are in the message.
     """
-    found = _look_up(name, extra)
-    if found is not None:
-        return found
     shelf = _gpu_shelf()
-    key = shelf.names.get(normalised(name))
-    if key is None:
-        raise InputError(
-            f"there is no GPU {name!r} in the catalog{_near(name, shelf, extra)}; "
-            "add it with --gpu-file FILE or under gpus: in the study YAML."
-        )
-    return _built_gpu(key)
+    for spelling in (name, device_name(name)):
+        found = _look_up(spelling, extra)
+        if found is not None:
+            return found
+        key = shelf.names.get(normalised(spelling))
+        if key is not None:
+            return _built_gpu(key)
+    raise InputError(
+        f"there is no GPU {name!r} in the catalog{_near(name, shelf, extra)}; "
+        "add it with --gpu-file FILE or under gpus: in the study YAML."
+    )
+
+
+def device_name(printed: str) -> str:
+    """What PyTorch, nvidia-smi or rocm-smi print of a GPU, without brand and without module words.
+
+    ``NVIDIA A100-SXM4-80GB`` is ``A100-SXM4-80GB``, ``AMD Instinct MI300X OAM`` is ``MI300X``. What
+    tells two products apart (memory, PCIe, NVL) stays: an unknown variant is not taken for another.
+    """
+    words = printed.replace("(TM)", " ").replace("(R)", " ").split()
+    while len(words) > 1 and words[0].lower() in _BRANDS:
+        words = words[1:]
+    while len(words) > 1 and words[-1].lower() in _MODULES:
+        words = words[:-1]
+    return " ".join(words)
+
+
+_BRANDS = ("nvidia", "amd", "tesla", "geforce", "instinct")
+_MODULES = ("oam", "vf")
+"""``VF``: a whole GPU handed to a virtual machine."""
 
 
 def model(name: str, extra: Mapping[str, Model] | None = None) -> Model:
@@ -208,10 +231,16 @@ def _resolved(
     """(fields with those of the entry it extends filled in, aliases of the entry itself)."""
     if key in path:
         raise InputError(f"{key} extends itself ({' -> '.join((*path, key))}); break the circle.")
+    if len(path) > MAX_CHAIN:
+        raise InputError(f"{key} is more than {MAX_CHAIN} steps of extends away from its base.")
     fields = dict(own)
-    aliases = tuple(fields.pop("aliases", ()))
+    aliases = fields.pop("aliases", ())
+    if not isinstance(aliases, list | tuple) or not all(isinstance(n, str) for n in aliases):
+        raise InputError(f"{key}: aliases must be a list of names.")
+    aliases = tuple(aliases)
     parent = fields.pop("extends", None)
     if parent is not None:
+        parent = str(parent)
         if parent in raw and parent != key:
             inherited, _ = _resolved(parent, raw[parent], raw, base, (*path, key))
         elif parent in base:
@@ -233,9 +262,9 @@ def _quantities(sources: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def expand(value: Any) -> Any:
         if isinstance(value, dict) and "value" not in value:
             return {key: expand(part) for key, part in value.items()}
-        if isinstance(value, list) and len(value) == 3 and value[1] in _KINDS:
+        if isinstance(value, list) and len(value) == 3 and str(value[1]) in _KINDS:
             number, kind, source = value
-            return {"value": number, "kind": kind, "source": str(table.get(source, source))}
+            return {"value": number, "kind": kind, "source": str(table.get(str(source), source))}
         return value
 
     return lambda entry: {key: expand(value) for key, value in entry.items()}
@@ -253,6 +282,10 @@ def _build_model(key: str, entries: Entries, where: str) -> Model:
     every = fields.pop("moe_every", None)
     if every is not None:
         count = fields.get("num_layers", 0)
+        if type(every) is not int or type(count) is not int or every < 1 or count > MAX_LAYERS:
+            raise InputError(
+                f"model {key} of {where}: moe_every and num_layers: use whole numbers."
+            )
         fields["moe_layers"] = tuple((i + 1) % every == 0 for i in range(count))
     return _validated(Model, {"name": key, **fields}, f"model {key} of {where}")
 

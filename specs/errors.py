@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+LONGEST_WORD, LONGEST_MESSAGE = 300, 900
+"""Characters: what a message quotes of a file is cut there."""
+
 
 class InputError(Exception):
-    """The input cannot be used; the message is one sentence: what, where, what to do (exit 2)."""
+    """The input cannot be used; the message is one sentence: what, where, what to do (exit 2).
+
+    What is quoted of a file may hold anything: line ends become blanks, and what is too long for a
+    sentence is cut.
+    """
+
+    def __init__(self, message: str) -> None:
+        words = (
+            word if len(word) <= LONGEST_WORD else f"{word[:60]}..." for word in message.split()
+        )
+        sentence = " ".join(words)
+        if len(sentence) > LONGEST_MESSAGE:
+            sentence = f"{sentence[:LONGEST_MESSAGE]}..."
+        super().__init__(sentence)
 
 
 class InfeasibleError(Exception):

@@ -176,3 +176,65 @@ def test_names_of_the_measured_tables_are_known(shared: Path) -> None:
         unknown = {"mamba-370m", "gdn-300m", "kda-300m", "gemma4-31b", "gemma4-26b"}
         for name in {row["model"] for row in rows} - unknown - set(left_out):
             assert catalog.model(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIE"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A800-SXM4-80GB", "A800"),
+        ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 3090", "RTX3090"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("AMD Instinct MI325X", "MI325X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("AMD Instinct(TM) MI350X", "MI350X"),
+        ("AMD INSTINCT MI250 (MCM) OAM AC MBA", "MI250X"),
+    ],
+)
+def test_what_a_machine_prints_of_its_gpu_is_known(printed: str, name: str) -> None:
+    assert catalog.gpu(printed).name == name
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        *(
+            "NVIDIA A100 80GB PCIe",
+            "NVIDIA A100-PCIE-40GB",
+            "NVIDIA H100 NVL",
+            "NVIDIA GH200 480GB",
+        ),
+        *(
+            "NVIDIA H100 80GB HBM2e",
+            "AMD Radeon Graphics",
+            "NVIDIA",
+            "AMD Instinct",
+            "NVIDIA H200 NVL",
+        ),
+        *("AMD Instinct MI300A", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+    ],
+)
+def test_another_variant_is_not_taken_for_a_known_one(printed: str) -> None:
+    with pytest.raises(InputError, match="there is no GPU"):
+        catalog.gpu(printed)
+
+
+def test_aliases_name_one_gpu_each() -> None:
+    seen: dict[str, str] = {}
+    for name in catalog.gpu_names():
+        for spelling in (name, *catalog.gpu(name).aliases):
+            for form in (spelling, catalog.device_name(spelling)):
+                assert seen.setdefault(catalog.normalised(form), name) == name
