@@ -1,4 +1,4 @@
-"""The residual falls back to the physics, calibration shrinks, and files are read as written."""
+"""The residual falls back to the physics, and what was learned is read as written."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specs import catalog
 from specs.choices import Precision
 from specs.cluster import Cluster
-from specs.config import ConfigTable
 from specs.errors import InputError
 from specs.models_json import models_json
-from specs.runs import RunTable, read_runs, table_of
-from specs.stack import Framework, Stack
+from specs.runs import read_runs
 from specs.workload import Workload
 from surrogate.calibration import (
     PROJECTION_BIAS,
-    Calibration,
     read_calibration,
-    write_calibration,
 )
 from surrogate.cases import Cases
 from surrogate.learned import SHIPPED, Learned, read_learned, shipped
@@ -31,37 +26,7 @@ from surrogate.projection import project
 from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
 from surrogate.step_time import step_time
-from surrogate.uncertainty import TRUST
-
-
-def study(model: str = "llama3-70b", gpu: str = "MI300X", nodes: int = 8) -> Cases:
-    """A small grid of configs on one cluster."""
-    tp, pp, mbs = (axis.ravel() for axis in np.meshgrid([1, 2, 4, 8], [1, 2, 4], [1, 2]))
-    config = ConfigTable.from_columns({"tp": tp, "pp": pp, "mbs": mbs, "etp": tp})
-    workload = Workload(
-        model=catalog.model(model), seq_len=4096, global_batch_size=512, routing_imbalance=1.0,
-        target_tokens=None,
-    )  # fmt: skip
-    cluster = Cluster(
-        name="", gpu=catalog.gpu(gpu), num_nodes=nodes, gpus_per_node=8,
-        price_usd_per_gpu_hour=None,
-    )  # fmt: skip
-    stack = Stack(framework=Framework.PRIMUS, framework_name="Primus-Megatron")
-    return Cases.of_study(config, workload, cluster, stack)
-
-
-def runs(speed: float, *changes: dict[str, str]) -> RunTable:
-    """Measured runs like those of ``study``, ``speed`` times as fast as projected."""
-    base = {
-        "source": "me", "gpu": "MI300X", "gpus_per_node": "8", "num_gpus": "64",
-        "framework": "Primus-Megatron", "model": "llama3-70b", "seq_len": "4096", "gbs": "512",
-        "mbs": "1", "tp": "8", "pp": "1", "recompute": "none", "sharding": "zero1",
-        "tokens_per_s_per_gpu": "1",
-    }  # fmt: skip
-    text = [base | {"run_id": f"mine-{i}"} | change for i, change in enumerate(changes)]
-    table = table_of(text, catalog.model, catalog.gpu)
-    projected = shipped().predict(table).value
-    return replace(table, tokens_per_s_per_gpu=projected * speed)
+from tests.surrogate.learned_cases import runs, study
 
 
 def test_without_facts_the_residual_is_nothing() -> None:
@@ -117,55 +82,6 @@ def test_more_bandwidth_is_never_slower_with_everything_learned() -> None:
     assert (after.tokens_per_s_per_gpu >= before.tokens_per_s_per_gpu * (1 - 1e-9)).all()
 
 
-def test_one_run_moves_its_own_key_and_little_else() -> None:
-    calibrated = shipped().calibrated(runs(0.7, {}))
-    mine = runs(1.0, {}, {"tp": "4", "pp": "2"})
-    gain = calibrated.predict(mine).value / shipped().predict(mine).value
-    assert 0.7 < gain[0] < 0.9, "shrunk towards the measured run"
-    assert 0.65 < gain[1] < 1.0, "constants that explain the run may weigh more in another layout"
-    other = study("mixtral-8x7b", "H100-SXM")
-    elsewhere = project(other, calibrated.constants, calibrated)
-    assert elsewhere.tokens_per_s_per_gpu == pytest.approx(
-        project(other).tokens_per_s_per_gpu, rel=1e-6
-    )
-
-
-def test_runs_that_agree_with_the_projection_change_nothing() -> None:
-    table = runs(1.0, {}, {"tp": "4"})
-    calibrated = shipped().calibrated(table)
-    assert calibrated.predict(table).value == pytest.approx(shipped().predict(table).value)
-
-
-def test_calibration_narrows_the_spread_and_says_so() -> None:
-    table = runs(0.8, {}, {"tp": "4"}, {"mbs": "2"})
-    calibrated = shipped().calibrated(table)
-    offset = calibrated.calibration.offset(cases_of(table))
-    assert offset.calibrated.all()
-    assert offset.measured.all()
-    assert (offset.open_share < 0.5).all()
-    trust = project(cases_of(table), calibrated.constants, calibrated).trust
-    assert set(trust) == {TRUST[-1]}
-
-
-def test_revealed_runs_teach_in_rehearsal_what_they_teach_for_good() -> None:
-    table = runs(0.75, {}, {"tp": "4"}, {"mbs": "2"})
-    known, rest = np.array([0, 1]), np.array([2])
-    rehearsed = shipped().rehearse(table)(known, rest)
-    real = shipped().calibrated(table.take(known)).predict(table.take(rest))
-    assert rehearsed.value == pytest.approx(real.value, rel=0.02)
-    nothing = shipped().rehearse(table)(known[:0], rest)
-    assert nothing.value == pytest.approx(shipped().predict(table.take(rest)).value, rel=1e-6)
-
-
-def test_a_structural_difference_moves_a_constant_more_than_an_offset() -> None:
-    fast, slow = {"tp": "1", "pp": "8"}, {"tp": "8", "pp": "1"}
-    table = runs(1.0, *[fast | {"mbs": m} for m in ("1", "2")], *[slow | {"mbs": m} for m in "12"])
-    measured = table.tokens_per_s_per_gpu * np.array([1.0, 1.0, 0.7, 0.7])
-    calibrated = shipped().calibrated(replace(table, tokens_per_s_per_gpu=measured))
-    moved = {m.constant: m.factor for m in calibrated.calibration.moved_constants()[:12]}
-    assert any(name.startswith(("tp_", "link_")) for name in moved)
-
-
 def test_projections_that_no_run_has_corrected_are_believed_to_be_optimistic() -> None:
     table = runs(1.0, {})
     bare = Learned.nothing()
@@ -174,18 +90,6 @@ def test_projections_that_no_run_has_corrected_are_believed_to_be_optimistic() -
     assert bare.predict(table).value == pytest.approx(
         tokens / physics * np.exp(PROJECTION_BIAS), rel=1e-6
     )
-
-
-def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
-    table = runs(0.8, {}, {"tp": "4"})
-    calibrated = shipped().calibrated(table)
-    path = tmp_path / "c.json"
-    write_calibration(path, calibrated.calibration)
-    again = replace(shipped(), calibration=read_calibration(path))
-    assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
-    content = json.loads(path.read_text())
-    assert content["schema_version"] == 2
-    assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema_version": 9}', "\x00"])
@@ -198,14 +102,6 @@ def test_an_unusable_calibration_is_bad_input(tmp_path: Path, text: str) -> None
         read_learned(path)
     with pytest.raises(InputError):
         read_calibration(tmp_path / "missing.json")
-
-
-def test_measuring_a_run_again_replaces_it() -> None:
-    first = shipped().calibrated(runs(0.8, {}))
-    second = first.calibrated(runs(0.9, {}))
-    assert len(second.calibration) == 1
-    empty = Calibration.nothing()
-    assert len(empty) == 0
 
 
 def test_joint_draws_share_what_candidates_have_in_common() -> None:
