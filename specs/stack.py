@@ -34,6 +34,7 @@ class Framework(IntEnum):
 
 
 _PATTERNS = (
+    ("foretune", Framework.TORCHTITAN),  # FSDP2, DTensor and pipelining of PyTorch, as TorchTitan
     ("megatron-bridge", Framework.MEGATRON_BRIDGE),
     ("megatron-deepspeed", Framework.MEGATRON_DEEPSPEED),
     ("torchtitan", Framework.TORCHTITAN),
@@ -82,6 +83,9 @@ class Stack(BaseModel):
     fused_rope: bool = True
     expandable_segments: bool = False
     cuda_graphs: bool = False
+    full_iteration_graphs: bool = Field(
+        False, description="CUDA graphs hold the whole step, experts included"
+    )
     gradient_accumulation_fusion: bool = True
     grouped_gemm: bool = True
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
