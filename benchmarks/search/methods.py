@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.search.problem import MEMORY_FILTER, Floats, Problem
+from benchmarks.search.problem import MEMORY_FILTER, POSTERIOR, PROJECTION, Floats, Problem
 from search.evidence import PEAK_KNOWN
 from search.pool import Belief, Pool
 from search.pool_sampler import PoolSampler
@@ -222,9 +222,9 @@ def _gp(seed: int) -> Any:
     return optuna.samplers.GPSampler(seed=seed)
 
 
-def pool_of_problem(problem: Problem, rows: Rows) -> Pool:
-    """The candidates of a problem as a pool."""
-    used = problem.codes[rows]
+def pool_of_problem(problem: Problem, rows: Rows, unsure: str = PROJECTION) -> Pool:
+    """The candidates of a problem as a pool, with what the belief is unsure of if it says so."""
+    used, loadings = problem.codes[rows], problem.loadings.get(unsure)
     return Pool(
         space=_space(problem),
         values=tuple(tuple(range(axis.size)) for axis in problem.axes),
@@ -232,7 +232,7 @@ def pool_of_problem(problem: Problem, rows: Rows) -> Pool:
         belief=Belief(
             problem.speed[rows][:, None],
             problem.memory[rows] * CAPACITY_GIB,
-            None if problem.loadings is None else problem.loadings[rows],
+            None if loadings is None else loadings[rows],
         ),
         capacity_gib=CAPACITY_GIB,
         total=len(used),
@@ -242,8 +242,12 @@ def pool_of_problem(problem: Problem, rows: Rows) -> Pool:
 def pool_sampler(
     expert: Callable[[Problem], Floats] | None = None,
     warm: Callable[[Problem], Source] | None = None,
+    unsure: str = PROJECTION,
 ) -> Method:
-    """PoolSampler on an Optuna study in memory, the start of the problem enqueued first."""
+    """PoolSampler on an Optuna study in memory, the start of the problem enqueued first.
+
+    ``unsure`` picks the ``loadings`` of the problem that it knows; without any, axes alone count.
+    """
 
     def method(problem: Problem, budget: int, memory_filter: bool, seed: int) -> Run:
         import optuna
@@ -252,7 +256,7 @@ def pool_sampler(
         rows = allowed(problem, memory_filter)
         if problem.start >= 0 and problem.start not in rows:
             rows = np.sort(np.append(rows, problem.start))
-        pool = pool_of_problem(problem, rows)
+        pool = pool_of_problem(problem, rows, unsure)
         opinion: Expert | None = None
         if expert is not None:
             said = expert(problem)[rows]
@@ -322,6 +326,11 @@ PLAIN: dict[str, Method] = {
     "seed sweep": seed_sweep,
     "PoolSampler": pool_sampler(),
 }
+TOLD: dict[str, Method] = {
+    "PoolSampler, axes alone": pool_sampler(unsure=""),
+    "PoolSampler, told the posterior": pool_sampler(unsure=POSTERIOR),
+}
+"""What it makes of less, and of more, than the projection: where a problem says what is unsure."""
 
 
 def quiet() -> None:

@@ -51,10 +51,11 @@ def _hidden(part: dict[str, Any]) -> list[str]:
         "",
         f"## Mixtral 8x22B with a hidden truth ({part['draws']} draws)",
         "",
-        "Draws of the surrogate's uncertainty are the truth. PoolSampler knows the projection and "
-        "what it is unsure of, never the draw; the others know the projection. The config "
-        f"believed best is {believed['mean']:.1%} ± {believed['se']:.1%} below the best. GPSampler "
-        "sees the first 20 draws.",
+        "Draws of the surrogate's uncertainty are the truth; all methods know the mean projection "
+        "alone. PoolSampler expects each part of a step and each config to be off by assumed "
+        "round amounts; the variants show what it makes of the axes alone, and of the posterior "
+        "itself. Its priors were chosen on other draws. The config believed best is "
+        f"{believed['mean']:.1%} ± {believed['se']:.1%} below the best.",
     ]
     for kind, words in KINDS.items():
         lines += ["", f"### {words}", "", *_table(part[kind], part["budget"])]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ Codes = NDArray[np.int64]
 
 MEMORY_FILTER = 1.03
 """Predicted share of memory up to which the filter lets a candidate pass."""
+PROJECTION, POSTERIOR = "projection", "posterior"
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Problem:
 
     ``speed`` and ``memory`` (share of capacity) are believed; ``true_speed`` and ``true_memory``
     are hidden: ``evaluate`` reveals them one by one, the speed with ``noise`` (log sd).
-    ``loadings`` (n, k) are what the belief is unsure of (``search.pool.Belief``), None where it
-    does not say. ``start`` is the
-    candidate that a person would begin with, -1 where there is none; ``reads_memory`` says whether
-    a run tells its peak.
+    ``loadings`` are what the belief may be unsure of (``search.pool.Belief``), each (n, k), by who
+    says so: ``PROJECTION`` for what follows from the projection alone, ``POSTERIOR`` for what the
+    fit of the surrogate left open. ``start`` is the candidate that a person would begin with, -1
+    where there is none; ``reads_memory`` says whether a run tells its peak.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Problem:
     true_memory: Floats
     noise: float
     start: int
-    loadings: Floats | None = None
+    loadings: Mapping[str, Floats] = field(default_factory=dict)
     seed: int = 0
     reads_memory: bool = True
 
