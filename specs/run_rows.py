@@ -36,6 +36,7 @@ from specs.run_words import (
     SEQUENCE_PARALLEL_BY_DEFAULT,
     WITHOUT_MTP,
     Words,
+    default_dispatcher,
     default_overlap,
     fuses_loss,
     read_words,
@@ -127,7 +128,7 @@ def read_row(
         capacity_factor=_number(row, "capacity_factor", words.capacity_factor),
         target_tokens=None,
     )
-    config, recompute_unknown = _config(row, model, stack, words, precision, sizes, defaults)
+    config, recompute_unknown = _config(row, model, gpu, stack, words, precision, sizes, defaults)
     _check_projectable(config, workload, gpu)
     if not config.layout and not config.schedule.is_v_shaped:
         config = config.changed(layout=balanced_layout(workload.model, config.pp, config.vpp))
@@ -294,6 +295,7 @@ def _cluster(
 def _config(
     row: dict[str, str],
     model: Model,
+    gpu: Gpu,
     stack: Stack,
     words: Words,
     precision: Precision,
@@ -331,7 +333,7 @@ def _config(
         recompute_layers=(layers or 1) if recompute is Recompute.FULL else 0,
         recompute_modules=_modules(recompute, modules),
         moe_dispatcher=_choice(
-            row, "moe_dispatcher", MoeDispatcher, MoeDispatcher.ALLTOALL, defaults
+            row, "moe_dispatcher", MoeDispatcher, default_dispatcher(stack, gpu), defaults
         ),
         sync_free_stage=_whole(row, "sync_free_stage", 0, smallest=0),
         precision=precision,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from specs.choices import Overlap, Precision, Sharding, TrainingKind
+from specs.choices import MoeDispatcher, Overlap, Precision, Sharding, TrainingKind
+from specs.gpu import Gpu
 from specs.stack import Framework, Stack
 
 FLASH_ATTENTION_YEAR = 2023
@@ -50,6 +51,7 @@ _MODULES = re.compile(
 )
 _LAYOUT = re.compile(r"pp_layout=([EtmL*|()\d,]+)")
 _GRAPHS = re.compile(r"cuda_graph_impl=(?!none)\w+|CUDA graphs on", re.IGNORECASE)
+_WHOLE_GRAPHS = re.compile(r"cuda_graph_impl=full_iteration", re.IGNORECASE)
 _NODE_NETWORK = re.compile(r"inter-node (\d+) Gbps", re.IGNORECASE)
 _NO_MTP = re.compile(r"(?:w/o|no|without) MTP", re.IGNORECASE)
 _NO_FLASH = re.compile(r"no (?:--use-)?flash[- ]att|flash[- ]attention off", re.IGNORECASE)
@@ -134,6 +136,7 @@ def stack_of(
         flash_attention=_has_flash_attention(framework, family, source_date, notes),
         expandable_segments=_EXPANDABLE.search(notes) is not None,
         cuda_graphs=_GRAPHS.search(notes) is not None,
+        full_iteration_graphs=_WHOLE_GRAPHS.search(notes) is not None,
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,
@@ -199,6 +202,20 @@ def fuses_loss(framework: str, words: Words) -> bool:
     """Whether the cross-entropy is fused: as said, or by default of the framework."""
     by_default = any(name in framework.lower() for name in FUSED_LOSS_BY_DEFAULT)
     return words.cross_entropy_fusion or by_default
+
+
+def default_dispatcher(stack: Stack, gpu: Gpu) -> MoeDispatcher:
+    """How the recipes of a release dispatch tokens where the run does not say.
+
+    Megatron-Bridge performance recipes (tags v0.2.0 to v0.6.0) use HybridEP on NVL72 from container
+    25.11 on and on every Blackwell GPU from 26.02 on; before, and elsewhere, all-to-all.
+    """
+    if stack.framework is not Framework.MEGATRON_BRIDGE:
+        return MoeDispatcher.ALLTOALL
+    release = tuple(int(part) for part in re.findall(r"\d+", stack.version)[:2])
+    since = (25, 11) if gpu.scale_up_gpus > gpu.gpus_per_node else (26, 2)
+    blackwell = gpu.architecture.startswith("blackwell")
+    return MoeDispatcher.HYBRIDEP if blackwell and release >= since else MoeDispatcher.ALLTOALL
 
 
 def default_overlap(

@@ -269,7 +269,9 @@ def stack_words(stack: Stack, config: TrainingConfig) -> list[str]:
         words.append("precision-aware optimizer")
     if stack.expandable_segments:
         words.append("expandable_segments")
-    if stack.cuda_graphs:
+    if stack.full_iteration_graphs:
+        words.append("cuda_graph_impl=full_iteration")
+    elif stack.cuda_graphs:
         words.append("CUDA graphs on")
     if stack.turbo:
         words.append("Primus-Turbo")

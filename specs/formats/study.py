@@ -44,6 +44,7 @@ class StackFile(BaseModel):
     fused_rope: bool | None = None
     expandable_segments: bool | None = None
     cuda_graphs: bool | None = None
+    full_iteration_graphs: bool | None = None
     gradient_accumulation_fusion: bool | None = None
     grouped_gemm: bool | None = None
     turbo: bool | None = None

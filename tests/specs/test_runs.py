@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from specs import catalog
-from specs.choices import Precision, Recompute, RecomputeMethod, Schedule, TrainingKind
+from specs.choices import (
+    MoeDispatcher,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    Schedule,
+    TrainingKind,
+)
 from specs.errors import InputError
 from specs.models_json import models_json
 from specs.run_rows import model_flops_per_token, publisher_of
@@ -138,6 +145,24 @@ def test_words_about_the_run_are_read() -> None:
     assert kinds[:3] == [TrainingKind.LORA, TrainingKind.FINETUNE, TrainingKind.PRETRAIN]
     assert [w.capacity_factor for w in table.workloads] == [0.0, 0.0, 1.25, 2.0]
     assert [stack.cuda_graphs for stack in table.stacks] == [False, False, False, True]
+    assert [stack.full_iteration_graphs for stack in table.stacks] == [False, False, False, True]
+
+
+def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
+    bridge = {
+        "framework": "Megatron-Bridge", "model": "qwen3-30b-a3b", "gpu": "B200", "ep": "8",
+        "tp": "1", "pp": "1", "dp": "", "etp": "1",
+    }  # fmt: skip
+    table = read(
+        bridge | {"framework_version": "25.11"},
+        bridge | {"framework_version": "26.02.01"},
+        bridge | {"framework_version": "25.11", "gpu": "GB200", "gpus_per_node": "4"},
+        bridge | {"framework_version": "26.04", "gpu": "H100-SXM"},
+        bridge | {"framework": "Megatron-LM", "framework_version": "core 0.16"},
+        bridge | {"framework_version": "26.02", "moe_dispatcher": "alltoall"},
+    )
+    plain, fused = MoeDispatcher.ALLTOALL, MoeDispatcher.HYBRIDEP
+    assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
 def test_the_zero_bubble_fork_has_no_flash_attention() -> None:

@@ -39,6 +39,7 @@ def read_stack(
         fused_rope=values.flag("apply_rope_fusion"),
         expandable_segments="expandable_segments:true" in allocator.lower(),
         cuda_graphs=_cuda_graphs(values),
+        full_iteration_graphs=_full_iteration_graphs(values),
         gradient_accumulation_fusion=values.flag("gradient_accumulation_fusion"),
         grouped_gemm=values.flag("moe_grouped_gemm") or _turbo(values, "use_turbo_grouped_gemm"),
         turbo=read_turbo(values),
@@ -74,6 +75,12 @@ def _cuda_graphs(values: Values) -> bool:
     implementation = values.text("cuda_graph_impl", "none")
     flags = ("enable_cuda_graph", "external_cuda_graph")
     return implementation != "none" or any(values.flag(key) for key in flags)
+
+
+def _full_iteration_graphs(values: Values) -> bool:
+    """Whether one graph holds the whole step (``--cuda-graph-scope full_iteration``)."""
+    words = (values.text("cuda_graph_impl", "none"), values.text("cuda_graph_scope", ""))
+    return _cuda_graphs(values) and "full_iteration" in words
 
 
 def _state_bytes(values: Values) -> tuple[float, float, float]:
