@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.search import methods
+from benchmarks.search.experts import EXPERTS, name_of
 from benchmarks.search.hidden_truth import hidden_truths
 from benchmarks.search.landscape import difficulty, landscape
 from benchmarks.search.methods import Method, Run
@@ -20,8 +21,6 @@ WITHIN = 0.02
 NEAR, FAR = 0.05, 0.2
 """Log sd by which a source study differs from the task it warms."""
 UNRELATED = 100_000
-SLOW, SLOW_DRAWS = ("GPSampler",), 20
-"""Methods that take seconds a run see only the first draws of the hidden truth."""
 Advance = Callable[[str], None]
 
 
@@ -99,6 +98,7 @@ def informed() -> dict[str, Method]:
         "PoolSampler, good expert": methods.pool_sampler(methods.simulated_expert(0.8)),
         "PoolSampler, weak expert": methods.pool_sampler(methods.simulated_expert(0.5)),
         "PoolSampler, adversarial expert": methods.pool_sampler(methods.simulated_expert(-0.5)),
+        **EXPERTS,
     }
 
 
@@ -133,7 +133,8 @@ def landscapes(seeds: Sequence[int], advance: Advance, only: Sequence[str] = ())
 
 def hidden(draws: int, advance: Advance, only: Sequence[str] = ()) -> dict[str, Any]:
     """All methods on the Mixtral study with draws of the surrogate as the truth."""
-    chosen = {name: m for name, m in methods.PLAIN.items() if not only or name in only}
+    known = methods.PLAIN | methods.TOLD
+    chosen = {name: m for name, m in known.items() if not only or name in only}
     traces: dict[str, dict[str, list[Trace]]] = {"memory_filter": {}, "black_box": {}}
     start: list[float] = []
     believed: list[float] = []
@@ -143,8 +144,6 @@ def hidden(draws: int, advance: Advance, only: Sequence[str] = ()) -> dict[str, 
         start.append(problem.regret(problem.start))
         for kind, found in traces.items():
             for name, method in chosen.items():
-                if name in SLOW and problem.seed >= SLOW_DRAWS:
-                    continue
                 trace = played(method, problem, BUDGET, kind == "memory_filter", problem.seed)
                 found.setdefault(name, []).append(trace)
         told = ", ".join(f"{n} {_words(found)}" for n, found in traces["memory_filter"].items())
@@ -225,10 +224,30 @@ def verdicts(content: dict[str, Any]) -> dict[str, bool]:
             if "analytic top-k" in by:
                 against = by["analytic top-k"]["PoolSampler_minus_this"]
                 found["not worse than analytic top-k"] = against["mean"] <= against["se"]
+        found |= expert_verdicts(by)
         if "PoolSampler, warm" in by:
             found["mean regret at 30, warm, <= 6%"] = by["PoolSampler, warm"][final]["mean"] <= 0.06
     if "hidden_truth" in content:
-        ours = content["hidden_truth"]["memory_filter"].get("PoolSampler")
-        if ours:
-            found["regret <= 2% in 90% of the draws"] = ours["within"]["2%"] >= 0.9
+        for kind, words in (("memory_filter", ", memory filter"), ("black_box", "")):
+            ours = content["hidden_truth"][kind].get("PoolSampler")
+            if ours:
+                target = f"regret <= 2% in 90% of the draws{words}"
+                found[target] = ours["within"]["2%"] >= 0.9
+    return found
+
+
+def expert_verdicts(by: dict[str, Any]) -> dict[str, bool]:
+    """Whether experts in the place of the LLM help and do no harm, as far as they were run."""
+    gains = {
+        quality: by[name_of(quality, "")]["PoolSampler_minus_this"]
+        for quality in ("good", "weak", "adversarial")
+        if name_of(quality, "") in by and "PoolSampler" in by
+    }
+    found = {}
+    if "good" in gains:
+        found["a good expert as the LLM gains >= 3 points"] = gains["good"]["mean"] >= 0.03
+    if "weak" in gains:
+        found["a weak one does not hurt"] = gains["weak"]["mean"] >= -gains["weak"]["se"]
+    if "adversarial" in gains:
+        found["an adversarial one costs <= 2 points"] = gains["adversarial"]["mean"] >= -0.02
     return found

@@ -178,7 +178,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             kind = line["kind"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise InputError(f"{path}, line {number}: this is no recording of a model.") from None
         if line.get("schema_version") != SCHEMA_VERSION:
             raise InputError(

@@ -201,10 +201,12 @@ class ConfigGround:
             for group in GROUPS
             if any(a in named and getattr(near, a) != getattr(config, a) for a in group)
         ]
-        kept = any(
-            getattr(near, a) == getattr(config, a) != getattr(self._anchor, a) for a in named
+        moved = any(
+            getattr(near, a) != getattr(self._anchor, a)
+            and (getattr(near, a) == getattr(config, a) or AXES[a].kind is int)
+            for a in named
         )
-        return near if len(lost) <= NEAR and (kept or len(lost) == 1) else None
+        return near if moved and len(lost) <= NEAR else None
 
     def _listed(self, named: Mapping[str, Any]) -> TrainingConfig | None:
         """The proposal with every size that the study does not list as the nearest that it does."""

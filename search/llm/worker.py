@@ -23,8 +23,8 @@ REPLY_TOKENS = 4096
 REASONING_TOKENS = 16384
 """Tokens of a reply; models that reason count their thoughts (DSPy asks at least 16,000)."""
 RETRIES = 1
-CALL_TIMEOUT_S = 30.0
-"""Longest silence of a server before LiteLLM tries again."""
+CALL_SHARE = 0.5
+"""Part of the deadline that one call may take: the rest is for another try or for feedback."""
 MOST_MEMORY_BYTES = 8 << 30
 GRACE_S = 2.0
 """Seconds after the deadline at which the process ends itself, should nobody have ended it."""
@@ -67,7 +67,7 @@ class Started:
         dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
         self._dspy, self._settings = dspy, settings
         key = os.environ.get(KEY_VARIABLE)
-        limits: dict[str, Any] = {"timeout": CALL_TIMEOUT_S, "num_retries": RETRIES}
+        limits: dict[str, Any] = {"num_retries": RETRIES}
         self.reply_tokens = REPLY_TOKENS
         model, url = settings["model"], settings["url"]
         try:
@@ -90,7 +90,7 @@ class Started:
         if instructions not in self._programs:
             path = self._settings["program"]
             self._programs[instructions] = load_program(instructions, Path(path) if path else None)
-        lm = self._lm.copy(timeout=min(CALL_TIMEOUT_S, max(request["left_s"], 0.1)))
+        lm = self._lm.copy(timeout=max(CALL_SHARE * request["left_s"], 0.1))
         found: dict[str, Any] = {"fields": None, "failure": "", "text": ""}
         try:
             with self._dspy.context(lm=lm, adapter=OneReply()):

@@ -16,6 +16,7 @@ from studies.cli.dashboard import dashboard_command
 from studies.cli.export import export_command
 from studies.cli.ingest import ingest_command
 from studies.cli.launch import launch_command
+from studies.cli.llm import llm_app
 from studies.cli.plan import plan_command
 from studies.cli.profile import profile_command
 from studies.cli.project import project_command
@@ -65,6 +66,7 @@ app.command("plan")(plan_command)
 app.command("toolbox")(toolbox_command)
 app.command("worker")(worker_command)
 app.add_typer(bench_app, name="bench")
+app.add_typer(llm_app, name="llm")
 
 
 def call(arguments: Sequence[str]) -> int:
