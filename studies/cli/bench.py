@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from studies.cli.bench_clients import clients_command
 from studies.cli.bench_durability import durability_command
 from studies.cli.bench_search import search_command
 from studies.cli.bench_toolbox import bench_toolbox_command
@@ -109,4 +110,5 @@ def surrogate_command(
 
 bench_app.command("search")(search_command)
 bench_app.command("durability")(durability_command)
+bench_app.command("clients")(clients_command)
 bench_app.command("toolbox")(bench_toolbox_command)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from search.space import Space
 from specs.errors import InputError
+from studies.client_bench import measure_clients
+from studies.inputs import resolve
 from studies.queue import LATE, Leases, Queue
+from studies.real_runs import Outcome, RealRuns
 from studies.storage import open_storage, storage_address
+from studies.turns import TELLING_S, only_driver
 from tests.studies.conftest import Ran
 from tests.studies.postgres import PASSWORD, Postgres, Wire
 
@@ -319,3 +325,30 @@ def test_leases_ask_no_clock_that_can_be_set_back(monkeypatch: pytest.MonkeyPatc
     now += 2
     assert [trial.number for trial in leases.expired([running(0, "b"), running(1, "a")])] == [1]
     assert not leases.expired([running(0, "c"), running(1, "b")]), "it lives after all"
+
+
+def test_sixteen_tells_at_once(postgres: Postgres, small_study: Path, tmp_path: Path) -> None:
+    address = storage_address(postgres.database("tells"), tmp_path / "x.db")
+    job = resolve(str(small_study))
+    configs = Space.of(job.experiment, job.cluster).core
+    runs = RealRuns.open(job, address, "small")
+    numbers = [runs.ask(configs.config(row), "a test", {}) for row in range(16)]
+
+    def tell(number: int) -> str:
+        # What foretune tell does, from 16 machines; each result comes twice.
+        with only_driver(address, tmp_path, "small/measured", TELLING_S):
+            own = RealRuns.open(job, address, "small", create=False)
+            return own.tell(number, Outcome(tokens_per_s_per_gpu=1000.0 + number))
+
+    with ThreadPoolExecutor(16) as pool:
+        said = list(pool.map(tell, [*numbers, *numbers]))
+    assert len(said) == 32
+    assert sum("nothing changed" in words for words in said) == 16
+    told = RealRuns.open(job, address, "small", create=False).runs()
+    assert [run.tokens_per_s_per_gpu for run in told] == [1000.0 + number for number in numbers]
+
+
+def test_sixteen_clients_claim_and_tell_each_trial_once(postgres: Postgres, tmp_path: Path) -> None:
+    address = storage_address(postgres.database("clients"), tmp_path / "x.db")
+    found = measure_clients(address, clients=16, trials=32)
+    assert (found.trials, found.lost, found.doubled, found.late) == (32, 0, 0, 0)
