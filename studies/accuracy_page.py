@@ -18,9 +18,8 @@ def summary_rows(content: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"  {name}", _pair(zero[name])) for name in ("dense", "moe", "nvidia", "amd")]
     for name in ("model", "source"):
         rows.append((f"throughput, {name} left out", _pair(folds[name]["zero_shot"])))
-    for runs in (1, 3):
-        after = folds["fold"][f"after_{runs}"]
-        rows.append((f"after {runs} run{'s' if runs > 1 else ''} of the Fold", _pair(after)))
+    for runs in (1, 3, 8):
+        rows += _calibrated_rows(runs, folds["fold"][f"after_{runs}"])
     groups = folds["fold"]["groups"]
     if groups["n"]:
         rows.append(
@@ -50,6 +49,25 @@ def summary_rows(content: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("  after 8 of them", f"{after['mape']:.1%} +- {after['sd']:.1%}"))
     return rows + _kernel_rows(content["kernels"])
+
+
+def _calibrated_rows(runs: int, after: dict[str, Any]) -> list[tuple[str, str]]:
+    """Errors after runs of the Fold were told, beside those of the same rows before."""
+    if not after["n"]:
+        return []
+    words = f"after {runs} run{'s' if runs > 1 else ''} of the Fold"
+    rows = [(f"{words} ({after['folds']} Folds, before: {after['mape_before']:.1%})", _pair(after))]
+    for name in ("dense", "moe"):
+        found = after[name]
+        if found["n"]:
+            rows.append(
+                (
+                    f"  {name} (before: {found['mape_before']:.1%})",
+                    f"{_pair(found)}; interval {found['coverage90']:.0%}, "
+                    f"{found['half_width90']:.0%}",
+                )
+            )
+    return rows
 
 
 def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:

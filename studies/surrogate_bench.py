@@ -17,6 +17,7 @@ from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
 from specs.runs import RunTable
 from studies.accuracy import read_table
+from studies.calibration_bench import after_runs
 from surrogate.constants import read_constants
 from surrogate.features import classes, features
 from surrogate.learned import Learned
@@ -37,8 +38,6 @@ from surrogate.uncertainty import GAUSSIAN_90, Intervals, conformal_width
 from surrogate.validation import (
     Projected,
     batches_of,
-    calibration_draws,
-    calibration_metrics,
     error_metrics,
     leave_out,
     ranking_metrics,
@@ -50,7 +49,6 @@ Column = NDArray[Any]
 Advance = Callable[[int], None]
 
 BATCHES = 12
-DRAWS = 20
 VTRAIN_DRAWS, VTRAIN_RUNS = 50, 8
 MEMORY_BATCHES = 5
 STEPS = 6
@@ -96,14 +94,7 @@ def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str,
         "zero_shot": by_family(table, measured, projected),
         "groups": ranking_metrics(table, measured, projected.value),
     }
-    for runs in (1, 3):
-        drawn = calibration_draws(table, predictors, runs, DRAWS)
-        metrics = calibration_metrics(measured, drawn)
-        metrics["smaller_folds"] = len(metrics["smaller_folds"])
-        # Widths of calibrated rows are measured when learning ships; here only values are judged.
-        result[f"after_{runs}"] = {
-            k: v for k, v in metrics.items() if k not in ("coverage90", "half_width90")
-        }
+    result |= after_runs(table, predictors, projected)
     if with_ablations:
         result["worst_folds"] = worst_folds(table, measured, projected.value)
         result["ablations"] = {
