@@ -124,7 +124,7 @@ def read_row(
         global_batch_size=sizes["gbs"],
         kind=TrainingKind.parse(row["kind"]) if row.get("kind") else words.kind,
         lora_rank=_whole(row, "lora_rank", words.lora_rank, smallest=0),
-        routing_imbalance=1.0,
+        routing_imbalance=words.routing_imbalance,
         capacity_factor=_number(row, "capacity_factor", words.capacity_factor),
         target_tokens=None,
     )

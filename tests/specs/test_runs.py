@@ -19,6 +19,7 @@ from specs.choices import (
 from specs.errors import InputError
 from specs.models_json import models_json
 from specs.run_rows import model_flops_per_token, publisher_of
+from specs.run_words import NATURAL_IMBALANCE
 from specs.runs import comparison_sets, folds, read_runs, table_of
 from specs.stack import Framework
 
@@ -141,6 +142,10 @@ def test_words_about_the_run_are_read() -> None:
         {"run_id": "z-dense-cf1.25-pdbs4"},
         {"notes": "capacity-factor 2 token dropping; cuda_graph_impl=full_iteration"},
     )
+    assert [w.routing_imbalance for w in table.workloads] == [1.0] * 4
+    assert read({"notes": "dropless; REAL C4 data (routing skew)"}).workloads[
+        0
+    ].routing_imbalance == pytest.approx(NATURAL_IMBALANCE)
     kinds = [workload.kind for workload in table.workloads]
     assert kinds[:3] == [TrainingKind.LORA, TrainingKind.FINETUNE, TrainingKind.PRETRAIN]
     assert [w.capacity_factor for w in table.workloads] == [0.0, 0.0, 1.25, 2.0]
