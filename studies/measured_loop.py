@@ -15,7 +15,7 @@ from search.pool_sampler import Judged
 from search.space import Space
 from specs.errors import InputError
 from studies.measured_oracle import MeasuredOracle
-from studies.real_runs import AskedRun, RealRuns
+from studies.real_runs import AskedRun, Outcome, RealRuns
 from studies.run_ranking import write_calibrated
 from studies.wording import describe
 
@@ -91,8 +91,6 @@ def _make(runs: RealRuns, oracle: MeasuredOracle, run: AskedRun, say: Say) -> No
     try:
         outcome = oracle.measure(run.config, oracle.folder / f"run_{run.number}")
     except InputError as error:
-        from studies.real_runs import Outcome
-
         outcome = Outcome(crash=str(error))
     told = runs.tell(run.number, outcome)
     expected = run.expected.get("tokens_per_s_per_gpu")

@@ -10,9 +10,10 @@ import numpy as np
 from benchmarks.measured.errors import learned_job
 from benchmarks.measured.truth import Truth
 from benchmarks.search import methods
-from benchmarks.search.problem import Floats, Problem
+from benchmarks.search.problem import PROJECTION, Floats, Problem
 from benchmarks.search.report import mean_se, until_within
 from benchmarks.search.tables import varying_axes
+from search.config_pool import loadings
 from surrogate.learned import Learned
 
 SEEDS = 30
@@ -55,7 +56,7 @@ def problem(truth: Truth, learned: Learned, seed: int) -> Measured:
         true_memory=np.where(oom, np.maximum(share, 1.01), np.minimum(share, 1.0)),
         noise=0.0,
         start=truth.baseline,
-        loadings=learned.constant_loadings(job.cases(table)),
+        loadings={PROJECTION: loadings(job.cases(table))},  # what ``foretune ask`` knows
         seed=seed,
         rounds=truth.speed,
     )

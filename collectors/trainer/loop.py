@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from collectors.trainer.data import micro_batches
 from collectors.trainer.log import argument_dump, iteration_line, memory_line, say
 from collectors.trainer.memory import Memory
 from collectors.trainer.mesh import Mesh
+from collectors.trainer.model import Stage
+from collectors.trainer.moe import MoeLayer
 from collectors.trainer.optimizer import Optimizer
 from collectors.trainer.parallel import build_stages
 from collectors.trainer.schedule import Runner
@@ -77,8 +80,8 @@ def train(settings: Settings, device: torch.device) -> list[float]:
     if rank == 0:
         say(f"using world size: {world}, data-parallel size: {settings.data_parallel_size(world)}")
         say(argument_dump(settings, world))
-    memory.limit(settings.memory_limit_gib)
     mesh = Mesh.of(settings, device.type)
+    memory.limit(settings.memory_limit_gib)
     stages = build_stages(settings, mesh, device)
     if mesh.expert is not None:
         _connect(stages, mesh)
@@ -120,19 +123,15 @@ def train(settings: Settings, device: torch.device) -> list[float]:
     return losses
 
 
-def _connect(stages: list, mesh: Mesh) -> None:
+def _connect(stages: list[Stage], mesh: Mesh) -> None:
     """Gives MoE layers the group that their tokens travel in."""
-    from collectors.trainer.moe import MoeLayer
-
     for stage in stages:
         for module in stage.modules():
             if isinstance(module, MoeLayer):
                 module.group = mesh.expert
 
 
-def _held(stage: torch.nn.Module) -> int:
+def _held(stage: Stage) -> int:
     """Bytes of the weights of a stage on this rank."""
-    from torch.distributed.tensor import DTensor
-
     local = [p.to_local() if isinstance(p, DTensor) else p for p in stage.parameters()]
     return sum(p.numel() * p.element_size() for p in local)

@@ -54,7 +54,8 @@ class Memory:
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             torch.cuda.set_per_process_memory_fraction(min(gib * GIB / total, 1.0))
             return
-        allowed = status_bytes("VmData") + int(gib * GIB) - self.before
+        left = int(gib * GIB) - status_bytes("VmRSS")
+        allowed = max(status_bytes("VmData") + left, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, resource.RLIM_INFINITY))
 
     def begin(self) -> None:

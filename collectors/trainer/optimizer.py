@@ -200,4 +200,5 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    size: int = tensor.numel() * tensor.element_size()
+    return size
