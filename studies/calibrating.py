@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,53 @@ def calibrated_by(path: Path | None) -> Learned:
     """
     if path is None:
         return shipped()
-    return replace(shipped(), calibration=read_calibration(path))
+    return replace(shipped(), calibration=_current(path))
 
 
-def calibrate(table: RunTable, source: Path, fit_date: str) -> tuple[Calibration, dict[str, Any]]:
+def _current(path: Path) -> Calibration:
+    """The calibration of a file, of what this release projects.
+
+    Raises:
+        InputError: the file is no calibration of this version.
+    """
+    calibration = read_calibration(path)
+    if len(calibration) and calibration.projections != shipped().projections:
+        raise InputError(
+            f"{path} corrects projections of another release; calibrate again from the runs."
+        )
+    return calibration
+
+
+def merge(paths: Sequence[Path], fit_date: str) -> tuple[Calibration, dict[str, Any]]:
+    """The runs of several calibrations as one, and its report.
+
+    Args:
+        paths: calibration files; of a run that is in two of them, the later one counts.
+        fit_date: ISO date to write into the file.
+
+    Raises:
+        InputError: a file is no calibration of this version, or none of them has a run.
+    """
+    calibration = Calibration.nothing()
+    for path in paths:
+        calibration = calibration.merged(_current(path))
+    if not len(calibration):
+        raise InputError("there is no run to calibrate with: the calibrations are empty.")
+    report = report_of(calibration)
+    about = {"merged_from": _sources(paths), "fit_date": fit_date, **_before_after(report)}
+    return replace(calibration, about=about), {**report, "skipped": []}
+
+
+def calibrate(
+    table: RunTable, source: Path, fit_date: str, known: Sequence[Path] = ()
+) -> tuple[Calibration, dict[str, Any]]:
     """A calibration from the runs of a table and its report.
 
     Args:
         table: measured runs.
         source: the file that they come from, for the provenance.
         fit_date: ISO date to write into the file.
+        known: calibration files whose runs are added; the table counts where it has them too.
 
     Raises:
         InputError: no run has a throughput to learn from, or one that is possible.
@@ -61,15 +98,30 @@ def calibrate(table: RunTable, source: Path, fit_date: str) -> tuple[Calibration
     if impossible.any():
         used = used.take(np.flatnonzero(~impossible))
         calibration = shipped().calibrated(used).calibration
-    report = report_of(calibration, used)
+    if known:
+        calibration = merge(known, fit_date)[0].merged(calibration)
+    report = report_of(calibration)
     about = {
         "fitted_on": str(source),
         "fit_date": fit_date,
-        "data_hash": hashlib.sha256(source.read_bytes()).hexdigest(),
-        "before": report["before"],
-        "after": report["after"],
+        "data_hash": _hash(source),
+        **({"merged_from": _sources(known)} if known else {}),
+        **_before_after(report),
     }
     return replace(calibration, about=about), {**report, "skipped": skipped}
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Provenance of calibrations that went into one."""
+    return [{"file": str(path), "data_hash": _hash(path)} for path in paths]
+
+
+def _before_after(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {"before": report["before"], "after": report["after"]}
 
 
 def _impossible(used: RunTable, calibration: Calibration, row: int) -> dict[str, Any]:
@@ -83,10 +135,10 @@ def _impossible(used: RunTable, calibration: Calibration, row: int) -> dict[str,
     return {"row": int(used.row[row]), "run_id": str(used.run_id[row]), "reason": reason}
 
 
-def report_of(calibration: Calibration, used: RunTable) -> dict[str, Any]:
+def report_of(calibration: Calibration) -> dict[str, Any]:
     """Before, after (each run judged by the others), what moved and which runs disagree."""
     left, sd = calibration.leave_one_out()
-    score = left / sd
+    score, scale = left / sd, calibration.key_scale()
     keys = np.array(
         [
             " | ".join(calibration.labels[name][row] for name in ("gpu", "framework", "model"))
@@ -105,6 +157,7 @@ def report_of(calibration: Calibration, used: RunTable) -> dict[str, Any]:
                 "runs": int((keys == key).sum()),
                 "before": _errors(calibration.errors[keys == key]),
                 "after": _errors(left[keys == key]) if (keys == key).sum() > 1 else None,
+                "scatter": float(scale[keys == key][0]),
             }
             for key in dict.fromkeys(keys.tolist())
         ],
@@ -122,7 +175,6 @@ def report_of(calibration: Calibration, used: RunTable) -> dict[str, Any]:
             for row in order
             if abs(score[row]) >= DISAGREES_FROM
         ],
-        "vendors": sorted(set(used.vendor.tolist())),
     }
 
 

@@ -12,23 +12,40 @@ from studies.cli.validate import ModelsOption
 
 TOLD = 12
 """Moved constants, keys and disagreeing runs that are printed."""
+TORN = 1.5
+"""Scatter of the runs of a key over the usual one from which it is said that they contradict each
+other."""
 
 
 def calibrate_command(
-    runs: Annotated[Path, typer.Option("--runs", metavar="R.csv", help="Table of measured runs.")],
     out: Annotated[Path, typer.Option("--out", metavar="C.json", help="Calibration to write.")],
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="R.csv", help="Table of measured runs.")
+    ] = None,
     models: ModelsOption = None,
+    known: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--merge", metavar="C.json", help="A calibration whose runs are added; may be repeated."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Learn from measured runs, from a single one on; --calibration of other commands takes it."""
     from datetime import date
 
+    from specs.errors import InputError
     from studies.accuracy import read_table
-    from studies.calibrating import calibrate
+    from studies.calibrating import calibrate, merge
     from surrogate.calibration import write_calibration
 
-    output = Output(as_json)
-    calibration, report = calibrate(read_table(runs, models), runs, date.today().isoformat())
+    output, today = Output(as_json), date.today().isoformat()
+    if runs is not None:
+        calibration, report = calibrate(read_table(runs, models), runs, today, known or ())
+    elif known:
+        calibration, report = merge(known, today)
+    else:
+        raise InputError("there is nothing to learn from: give --runs, --merge or both.")
     write_calibration(out, calibration)
     if as_json:
         output.result({**report, "file": str(out)})
@@ -50,13 +67,20 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
         output.say(*(f"  {e['run_id']}: {e['reason']}" for e in report["skipped"][:5]))
     output.table(
         "",
-        ("GPU | framework | model", "runs", "before", "after"),
+        ("GPU | framework | model", "runs", "before", "after", "scatter"),
         [
             (k["key"], k["runs"], f"{k['before']['mape']:.1%}",
-             f"{k['after']['mape']:.1%}" if k["after"] else "")
+             f"{k['after']['mape']:.1%}" if k["after"] else "",
+             f"x {k['scatter']:.2f}" if k["runs"] > 1 else "")
             for k in sorted(report["keys"], key=lambda k: -k["runs"])[:TOLD]
         ],
     )  # fmt: skip
+    torn = [k["key"] for k in report["keys"] if k["scatter"] >= TORN]
+    if torn:
+        output.say(
+            f"runs of {', '.join(torn[:TOLD])} contradict each other: its intervals are wider "
+            "than before"
+        )
     if report["moved"]:
         output.table(
             "constants that moved, and why: so many runs depend on them",
