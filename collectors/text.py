@@ -20,6 +20,8 @@ from specs.errors import InputError
 BLOCK_BYTES = 2**18
 LONGEST_LINE = 2**16
 """Characters of a line that are read; the rest of a longer one is dropped."""
+BOMB_BYTES, BOMB_RATIO = 2**28, 200
+"""A file that unpacks to more than both (bytes, times its size) is no log: those pack 5 to 50."""
 
 _COMPRESSIONS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\x00", lzma.open))
 _BYTE_ORDER_MARKS = (
@@ -68,8 +70,14 @@ def open_binary(path: Path) -> BinaryIO:
 
 
 def read_blocks(path: Path, truncation: Truncation) -> Iterator[bytes]:
-    """The decompressed bytes in blocks; a file that ends early ends quietly in ``truncation``."""
+    """The decompressed bytes in blocks; a file that ends early ends quietly in ``truncation``.
+
+    Raises:
+        InputError: the file cannot be opened, or unpacks without bound.
+    """
+    unpacked = 0
     with open_binary(path) as file:
+        most = max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size)
         while True:
             try:
                 # read1 hands over what is there; read would lose it where the file is cut.
@@ -79,6 +87,12 @@ def read_blocks(path: Path, truncation: Truncation) -> Iterator[bytes]:
                 return
             if not block:
                 return
+            unpacked += len(block)
+            if unpacked > most:
+                raise InputError(
+                    f"{path} unpacks to more than {BOMB_RATIO} times its size, as no log or trace "
+                    "does; unpack it and look what it is."
+                )
             yield block
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.choices import Precision
 from specs.provenance import Quantity
+
+LARGEST = 1e24
 
 
 class Gpu(BaseModel):
@@ -39,6 +41,16 @@ class Gpu(BaseModel):
     nic_bytes_per_s: Quantity
     nic_latency_s: Quantity
     usd_per_gpu_hour: Quantity | None = None
+
+    @model_validator(mode="after")
+    def _physical(self) -> Self:
+        """Rates, sizes and latencies are above 0 and of this world."""
+        for name in type(self).model_fields:
+            held = getattr(self, name)
+            for quantity in held.values() if isinstance(held, dict) else (held,):
+                if isinstance(quantity, Quantity) and not 0 < quantity.value < LARGEST:
+                    raise ValueError(f"{name} is {quantity.value:g}; use a number above 0")
+        return self
 
     def supports(self, precision: Precision) -> bool:
         """Whether the GPU runs GEMMs in this format."""

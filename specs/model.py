@@ -27,6 +27,10 @@ class Mla(BaseModel):
     v_head_dim: int = Field(gt=0)
 
 
+MOST_LAYERS, LARGEST = 10_000, 2**24
+"""Beyond these a number is no layer count or width: products of them would no longer be exact."""
+
+
 class Model(BaseModel):
     """Architecture of a decoder-only LLM.
 
@@ -38,13 +42,13 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    num_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    ffn_hidden_size: int = Field(gt=0)
-    num_attention_heads: int = Field(gt=0)
-    num_query_groups: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
+    num_layers: int = Field(gt=0, le=MOST_LAYERS)
+    hidden_size: int = Field(gt=0, le=LARGEST)
+    ffn_hidden_size: int = Field(gt=0, le=LARGEST)
+    num_attention_heads: int = Field(gt=0, le=LARGEST)
+    num_query_groups: int = Field(gt=0, le=LARGEST)
+    head_dim: int = Field(gt=0, le=LARGEST)
+    vocab_size: int = Field(gt=0, le=LARGEST)
     tied_embeddings: bool = False
     gated_mlp: bool = True
     linear_bias: bool = Field(False, description="bias on every linear layer and norm (GPT-2/3)")
@@ -53,23 +57,25 @@ class Model(BaseModel):
     qk_norm: bool = False
     attention_sinks: bool = False
     layer_norm_bias: bool = Field(False, description="LayerNorm (scale and shift), not RMSNorm")
-    norms_per_layer: int = Field(2, ge=1)
-    learned_positions: int = Field(0, ge=0, description="rows of a learned position table")
+    norms_per_layer: int = Field(2, ge=1, le=100)
+    learned_positions: int = Field(
+        0, ge=0, le=2**40, description="rows of a learned position table"
+    )
     embedding_norm: bool = Field(False, description="norm behind the embedding (BLOOM)")
     dropout: bool = False
     sliding_window: int = Field(0, ge=0, description="0: full attention")
     window_layers: int = Field(0, ge=0)
     mla: Mla | None = None
-    num_experts: int = Field(0, ge=0)
+    num_experts: int = Field(0, ge=0, le=LARGEST)
     moe_topk: int = Field(0, ge=0)
-    moe_ffn_hidden_size: int = Field(0, ge=0)
-    shared_expert_ffn: int = Field(0, ge=0)
+    moe_ffn_hidden_size: int = Field(0, ge=0, le=LARGEST)
+    shared_expert_ffn: int = Field(0, ge=0, le=LARGEST)
     shared_expert_gate: bool = False
     dense_layers: int = Field(0, ge=0, description="leading dense layers of an MoE model")
     moe_layers: tuple[bool, ...] | None = None
     router_bias: bool = Field(False, description="router bias that is a parameter")
     expert_bias: bool = False
-    mtp_layers: int = Field(0, ge=0)
+    mtp_layers: int = Field(0, ge=0, le=MOST_LAYERS)
     source: str = ""
 
     @model_validator(mode="after")

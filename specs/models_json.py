@@ -149,11 +149,13 @@ def _foreign(name: str, stated: Mapping[str, Any]) -> str:
         what = f"a hybrid ({stated['hybrid']})"
     elif stated.get("linear_attention_freq"):
         what = "linear attention in some of its layers"
-    elif stated.get("attention") not in _ATTENTION:
+    elif not isinstance(stated.get("attention"), str | None) or (
+        stated.get("attention") not in _ATTENTION
+    ):
         what = f"attention of the kind {stated['attention']!r}"
     else:
         return ""
-    return f"has an unsupported architecture: {what}"
+    return f"has an unsupported architecture: {str(what)[:80]}"
 
 
 def _fields(name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +170,8 @@ def _fields(name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
         fields |= {key: stated.get(key) for key in _MOE}
         if fields["ffn_hidden_size"] is None and not stated.get("dense_layers"):
             fields["ffn_hidden_size"] = stated.get("moe_ffn_hidden_size")
-    if mla := stated.get("mla"):
+    mla = stated.get("mla")
+    if isinstance(mla, dict) and mla:
         widths = {_MLA_NAMES.get(key, key): value or 0 for key, value in mla.items()}
         fields["mla"] = {"q_lora_rank": 0, **widths}
         if fields["head_dim"] is None:

@@ -19,6 +19,7 @@ from specs.errors import InputError
 SCHEMA_VERSION = 1
 MAX_LINE = 2**16
 MAX_ROWS = 1_000_000
+MAX_PARQUET_BYTES = 2**30
 
 KINDS: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -220,14 +221,19 @@ def _row(item: PlanItem, rounds: list[Mapping[str, Any]]) -> ProfileRow:
         backward_s=statistics.median(backward) if backward else None,
         spread=spread,
         rounds=len(rounds),
-        samples=sum(int(r.get("samples", 1)) for r in rounds),
+        samples=sum(_count(r.get("samples", 1)) for r in rounds),
         peak_bytes=_largest(rounds, "peak_bytes"),
         saved_bytes=_largest(rounds, "saved_bytes"),
     )
 
 
+def _count(value: Any) -> int:
+    """A number of repetitions; 1 where none that makes sense is told."""
+    return int(value) if _positive(value) and value >= 1 else 1
+
+
 def _largest(rounds: list[Mapping[str, Any]], name: str) -> int | None:
-    sizes = [r[name] for r in rounds if isinstance(r.get(name), int) and r[name] >= 0]
+    sizes = [r[name] for r in rounds if isinstance(r.get(name), int) and 0 <= r[name] < 2**60]
     return max(sizes) if sizes else None
 
 
@@ -271,7 +277,12 @@ def _parquet_lines(path: Path) -> list[str]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, columns=["json"])
-    except (OSError, pyarrow.ArrowException, KeyError) as error:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            held = file.metadata
+            size = sum(held.row_group(i).total_byte_size for i in range(held.num_row_groups))
+            if held.num_rows > MAX_ROWS or size > MAX_PARQUET_BYTES:
+                raise InputError(f"{path} is too large for a profile; measure again.")
+            lines = file.read(columns=["json"]).column("json").to_pylist()
+    except (OSError, pyarrow.ArrowException, KeyError, ValueError, TypeError, MemoryError) as error:
         raise InputError(f"cannot read the profile {path}: {error}.") from None
-    return [str(line) for line in table.column("json").to_pylist()]
+    return [str(line) for line in lines]

@@ -70,7 +70,7 @@ def _result_file(path: Path) -> ResultFile | None:
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     try:
         return ResultFile.model_validate(content)

@@ -23,7 +23,7 @@ SCHEMA_VERSION: Literal[1] = 1
 class Constant(BaseModel):
     """One constant: its value, what was believed before the data (in log space where ``log``)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float
     unit: str = ""

@@ -12,28 +12,29 @@ reweighted as in Student-t regression, so that a mislabelled row does not pull i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
 from surrogate.cases import Cases, Column
 from surrogate.features import CLASSES, CONFIG_AXES, FEATURES, classes, features
 from surrogate.pipeline.stages import distinct_rows
+from surrogate.step_time import StepTime
 
 Floats = NDArray[np.float64]
 
 SIGNAL_SD = 0.10
 """Prior sd of the log error that the physics leaves in a dense run and that others share."""
-MOE_SIGNAL_FACTOR = 1.87
+MOE_SIGNAL_FACTOR = 1.6
 """The same for MoE runs, times this."""
-DENSE_NOISE_SD, MOE_NOISE_SD = 0.023, 0.10
+DENSE_NOISE_SD, MOE_NOISE_SD = 0.015, 0.10
 """Scatter of runs with equal stated layout: releases, kernels and flags that no row states."""
-STUDENT_DEGREES = 4.0
+STUDENT_DEGREES = 1.5
 NEGLIGIBLE = 1e-3
 """Facts whose covariance with a study is below this share of the largest are left out of it:
 together they move a mean by less than 1e-3."""
@@ -41,6 +42,8 @@ NEAREST = 96
 """Facts of a study that its spread is computed from: those most alike; the others say little."""
 REMEMBERED = 16
 """Studies whose facts are kept at hand."""
+_RECOMPUTE = FEATURES.index("recompute")
+_BARE_AXES = tuple(axis for axis in CONFIG_AXES if not axis.startswith("recompute"))
 _OF_STUDY = [
     FEATURES.index(name)
     for name in (
@@ -53,11 +56,25 @@ _OF_STUDY = [
 
 @dataclass(frozen=True)
 class Prediction:
-    """Mean and sd of log(measured / physics), shape (n,); ``sd`` is without scatter of runs."""
+    """Mean and sd of log(measured / physics), shape (n,); ``sd`` is without scatter of runs.
+
+    ``bare_mean`` is the mean of the same rows if they recomputed nothing.
+    """
 
     mean: Column
     sd: Column
     noise_sd: Column
+    bare_mean: Column
+
+    def credited(self, step: StepTime) -> Column:
+        """The mean, where recomputation is credited with no more than it costs in the physics.
+
+        Runs that recompute are faster against the physics than runs that do not, for reasons that
+        no row states; carried over whole, a config would gain by recomputing.
+        """
+        cost = -np.log1p(-step.recomputed_s / step.step_time_s)
+        mean: Column = np.minimum(self.mean, self.bare_mean + cost)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -133,10 +150,17 @@ class Residual:
             keys = tuple(getattr(cases.config, axis).astype(np.int64) for axis in CONFIG_AXES)
             first, index = distinct_rows(keys)
             found = self._predict_study(cases.take(first), with_sd)
-            return Prediction(found.mean[index], found.sd[index], found.noise_sd[index])
+            return Prediction(*(getattr(found, f.name)[index] for f in fields(Prediction)))
         points, labels = features(cases), classes(cases)
         shared = covariance(points, labels, self.points, self.labels)
-        return self._from_shared(shared, labels["moe"] == "moe", with_sd, self)
+        found = self._from_shared(shared, labels["moe"] == "moe", with_sd, self)
+        again = np.flatnonzero(points[:, _RECOMPUTE] > 0)
+        bare = points[again]
+        bare[:, _RECOMPUTE] = 0.0
+        some = {name: column[again] for name, column in labels.items()}
+        shared = covariance(bare, some, self.points, self.labels)
+        found.bare_mean[again] = shared @ self.weights if len(self) else 0.0
+        return found
 
     def _predict_study(self, cases: Cases, with_sd: bool) -> Prediction:
         """Rows that share model, GPU and stack; each gets the same in any company."""
@@ -146,14 +170,15 @@ class Residual:
         if not len(self) or not len(cases):
             return self._from_shared(np.empty((len(cases), 0)), moe, with_sd, self)
         facts, scale = self._facts_of(points[0], one)
-        # Single precision: exponentials are four times faster and off by less than 1e-5.
-        rows, theirs = points.astype(np.float32), facts.points.astype(np.float32)
-        shared = rows @ theirs.T
-        shared -= 0.5 * np.square(theirs).sum(axis=1)
-        shared -= 0.5 * np.square(rows).sum(axis=1)[:, None]
-        np.exp(np.minimum(shared, 0.0, out=shared), out=shared)
-        shared *= scale
-        return self._from_shared(shared.astype(np.float64), moe, with_sd, facts)
+        found = self._from_shared(_shared_with(facts, scale, points), moe, with_sd, facts)
+        again = np.flatnonzero(points[:, _RECOMPUTE] > 0)
+        if len(again):
+            keys = (getattr(cases.config, axis).astype(np.int64)[again] for axis in _BARE_AXES)
+            first, index = distinct_rows(tuple(keys))
+            bare = points[again[first]]
+            bare[:, _RECOMPUTE] = 0.0
+            found.bare_mean[again] = (_shared_with(facts, scale, bare) @ facts.weights)[index]
+        return found
 
     def _facts_of(self, point: Floats, one: Mapping[str, Column]) -> tuple[_StudyFacts, Floats]:
         """The facts that say something of a study, the most alike first, and their likeness.
@@ -190,17 +215,17 @@ class Residual:
         own = np.square(signal_sd(moe))
         noise_sd = np.where(moe, MOE_NOISE_SD, DENSE_NOISE_SD)
         if not shared.shape[1]:
-            return Prediction(np.zeros(len(own)), np.sqrt(own), noise_sd)
+            return Prediction(np.zeros(len(own)), np.sqrt(own), noise_sd, np.zeros(len(own)))
         mean = shared @ facts.weights
         if not with_sd:
-            return Prediction(mean, np.full(len(mean), np.nan), noise_sd)
+            return Prediction(mean, np.full(len(mean), np.nan), noise_sd, mean.copy())
         from scipy.linalg import solve_triangular
 
         factor = facts.factor
         nearest = shared[:, : len(factor)]
         known = solve_triangular(factor, nearest.T, lower=True, check_finite=False)
         sd = np.sqrt(np.maximum(own - np.square(known).sum(axis=0), 1e-12))
-        return Prediction(mean, sd, noise_sd)
+        return Prediction(mean, sd, noise_sd, mean.copy())
 
     def posterior_covariance(self, cases: Cases) -> Floats:
         """Covariance of what is still unknown of a few rows, shape (n, n), without scatter."""
@@ -240,6 +265,11 @@ class Residual:
             raise InputError(f"the residual facts are unusable: {where}: {first['msg']}.") from None
         if facts.features != list(FEATURES):
             raise InputError("the residual was fitted with other coordinates; fit it again.")
+        count = len(facts.errors)
+        columns = (facts.points, facts.noise, *(facts.labels.get(name, ()) for name in CLASSES))
+        whole = all(len(point) == len(FEATURES) for point in facts.points)
+        if not whole or any(len(column) != count for column in columns):
+            raise InputError("the residual facts are incomplete; fit it again.")
         return cls(
             points=np.array(facts.points, dtype=np.float64).reshape(-1, len(FEATURES)),
             labels={name: np.array(facts.labels[name], dtype=object) for name in CLASSES},
@@ -248,16 +278,31 @@ class Residual:
         )
 
 
+def _shared_with(facts: _StudyFacts, scale: Floats, points: Floats) -> Floats:
+    """Prior covariance of rows of a study with its facts, shape (n, facts).
+
+    Single precision: exponentials are four times faster and off by less than 1e-5.
+    """
+    rows, theirs = points.astype(np.float32), facts.points.astype(np.float32)
+    shared = rows @ theirs.T
+    shared -= 0.5 * np.square(theirs).sum(axis=1)
+    shared -= 0.5 * np.square(rows).sum(axis=1)[:, None]
+    np.exp(np.minimum(shared, 0.0, out=shared), out=shared)
+    shared *= scale
+    result: Floats = shared.astype(np.float64)
+    return result
+
+
 class _Facts(BaseModel):
     """Schema of a residual file."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     features: list[str]
     points: list[list[float]]
     labels: dict[str, list[str]]
     errors: list[float]
-    noise: list[float]
+    noise: list[Annotated[float, Field(gt=0)]]
 
 
 def signal_sd(moe: Column) -> Floats:

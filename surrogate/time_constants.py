@@ -234,6 +234,8 @@ class TimeConstants:
                 f"the constants hold {unknown[0]}, which this release does not know; fit them "
                 "again (python -m surrogate.learning)."
             )
+        if any(not 1e-30 < value < 1e30 for value in file.values().values()):
+            raise InputError("a constant is not positive; fit them again.")
         fitted = {name: float(np.log(value)) for name, value in file.values().items()}
         return cls({**cls.of_priors().log_values, **fitted})
 

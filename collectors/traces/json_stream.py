@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from specs.errors import InputError
 LARGEST_VALUE = 2**24
 """Characters of one value (an event, a header) that are held; a larger one is refused."""
 
-_BLANK = " \t\r\n"
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class JsonStream:
@@ -85,11 +86,11 @@ class JsonStream:
     def _peek(self) -> str:
         """The next character that is no blank; empty at the end of the file."""
         while True:
-            while self._place < len(self._buffer):
-                char = self._buffer[self._place]
-                if char not in _BLANK:
-                    return char
-                self._place += 1
+            blanks = _BLANKS.match(self._buffer, self._place)
+            assert blanks is not None
+            self._place = blanks.end()
+            if self._place < len(self._buffer):
+                return self._buffer[self._place]
             if not self._more():
                 return ""
 

@@ -12,18 +12,18 @@ from specs import catalog
 from specs.cluster import SHORTHAND, Cluster
 from specs.errors import InputError
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_yaml
-from specs.gpu import Gpu
+from specs.gpu import LARGEST, Gpu
 from specs.provenance import Quantity
 
 MAX_GPUS = 2**24
 _YAML_ENDINGS = (".yaml", ".yml")
 
 Schema = TypeVar("Schema", bound=BaseModel)
-Positive = Field(None, gt=0, allow_inf_nan=False)
+Positive = Field(None, gt=0, lt=LARGEST)
 Factor = Field(None, ge=1e-3, le=1e3)
 
 
-Peak = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Peak = Annotated[float, Field(gt=0, lt=LARGEST)]
 
 
 class Overrides(BaseModel):
@@ -251,13 +251,14 @@ def _with_hardware(
     fields = validated(_HardwareConfig, body, f"{path}: hardware_config")
     size = fields.node_size or per_node
     nics = fields.nics_per_node or size
-    overrides = Overrides(
-        link_bytes_per_s=fields.node_bw and fields.node_bw * 1e9,
-        link_latency_s=fields.node_lat and fields.node_lat * 1e-6,
-        link_topology=fields.node_topology,
-        nic_bytes_per_s=fields.pod_bw and fields.pod_bw * 1e9 * nics / size,
-        nic_latency_s=fields.pod_lat and fields.pod_lat * 1e-6,
-    )
+    stated = {
+        "link_bytes_per_s": fields.node_bw and fields.node_bw * 1e9,
+        "link_latency_s": fields.node_lat and fields.node_lat * 1e-6,
+        "link_topology": fields.node_topology,
+        "nic_bytes_per_s": fields.pod_bw and fields.pod_bw * 1e9 * nics / size,
+        "nic_latency_s": fields.pod_lat and fields.pod_lat * 1e-6,
+    }
+    overrides = validated(Overrides, stated, f"{path}: hardware_config")
     return _overridden(gpu, overrides, str(path)), size
 
 
@@ -293,7 +294,19 @@ def _scaled(gpu: Gpu, factors: Scaled, where: str) -> Gpu:
             }
         else:
             changes[name] = _stated(old.value * factor, source)
-    return gpu.model_copy(update=changes)
+    return _checked(gpu.model_copy(update=changes), where)
+
+
+def _checked(gpu: Gpu, where: str) -> Gpu:
+    """The GPU if all of its numbers can be.
+
+    Raises:
+        InputError: a number is not above 0 or not of this world.
+    """
+    try:
+        return Gpu.model_validate(gpu.model_dump())
+    except ValidationError as error:
+        raise InputError(f"{where}: {first_fault(error)}.") from None
 
 
 def _stated(value: float, where: str) -> Quantity:

@@ -182,8 +182,9 @@ def _sizes(name: str, value: Any, path: Path, gpus: Mapping[str, Gpu]) -> Iterat
 
 def _differs(fields: Mapping[str, Any]) -> str:
     """Which properties are stated by the plan, in words."""
-    stated = [f"{key} {value}" for key, value in (fields.get("overrides") or {}).items()]
-    factors = [f"{factor:g}x {key}" for key, factor in (fields.get("scaled") or {}).items()]
+    stated = [f"{k} {v}" for k, v in (fields.get("overrides") or {}).items() if v is not None]
+    scaled = (fields.get("scaled") or {}).items()
+    factors = [f"{float(factor):g}x {key}" for key, factor in scaled if factor is not None]
     return ", ".join((*stated, *factors))
 
 

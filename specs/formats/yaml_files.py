@@ -228,12 +228,12 @@ def _read_chain(path: Path, chain: tuple[Path, ...], read: list[Path]) -> dict[s
     content = dict(read_yaml(path))
     merged: dict[str, Any] = {}
     for base in _bases(content, path):
+        if not is_file(base):
+            raise InputError(f"{path} extends {base}, which does not exist.")
         resolved = base.resolve()
         if resolved in chain:
             names = " -> ".join(step.name for step in (*chain, resolved))
             raise InputError(f"{path} extends itself ({names}); break the circle.")
-        if not is_file(base):
-            raise InputError(f"{path} extends {base}, which does not exist.")
         merged = deep_merge(merged, _read_chain(base, (*chain, resolved), read))
     return deep_merge(merged, content)
 
