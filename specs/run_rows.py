@@ -160,12 +160,22 @@ def read_row(
     )
 
 
+_LAYERS_AT_THE_ENDS = 2
+"""Embedding and loss may count as layers of a pipeline of their own (Megatron-LM)."""
+
+
 def _check_projectable(config: TrainingConfig, workload: Workload, gpu: Gpu) -> None:
     """Refuses a layout that does not hold the model and a format that the GPU does not multiply.
 
     Raises:
         InputError: one of them.
     """
+    stages, layers = config.pp * config.vpp, workload.model.num_layers
+    if stages > layers + _LAYERS_AT_THE_ENDS:
+        raise InputError(
+            f"pp*vpp {stages} is more than the {layers} layers of {workload.model.name}: some "
+            "stages would be empty."
+        )
     multiplied = config.precision.gemm_format
     if multiplied != "fp32" and multiplied not in gpu.peak_flops:
         raise InputError(f"precision {config.precision.label} does not run on {gpu.name}.")
@@ -226,6 +236,11 @@ def _sizes(row: dict[str, str], defaults: Counter[str]) -> dict[str, int]:
     dp = stated["num_gpus"] // model_parallel
     if not row.get("dp"):
         defaults["dp"] += 1
+    elif stated["dp"] != dp:
+        raise InputError(
+            f"dp {stated['dp']} contradicts num_gpus {stated['num_gpus']} / (tp*pp*cp "
+            f"{model_parallel}) = {dp}; correct one of them or leave dp empty."
+        )
     if not (stated["gbs"] or stated["mbs"]):
         raise InputError("gbs and mbs are both missing; a projection needs one of them.")
     if not stated["mbs"]:
