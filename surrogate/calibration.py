@@ -311,7 +311,9 @@ class Calibration:
         shared = shared_covariance(labels, distance, self.labels, self.bias_sd**2)
         same = alike(labels, self.labels, *KEY)
         near = distance < SAME_CONFIG
-        near &= same & alike(labels, self.labels, "release", "precision", "dispatcher", "tp")
+        near &= same & alike(
+            labels, self.labels, "release", "precision", "dispatcher", "tp", "sharding"
+        )
         return Offset.known(
             self._posterior,
             mean=self.bias + shared @ self._posterior.weights,

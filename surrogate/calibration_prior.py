@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import MoeDispatcher, Precision
+from specs.choices import MoeDispatcher, Precision, Sharding
 from surrogate.cases import Cases, Column
 from surrogate.pipeline.stages import stage_columns
 from surrogate.step_time import step_time
@@ -60,7 +60,9 @@ SMALLEST_CONSTANT_SD. Anything from 0 to 1 predicts Folds left out equally well 
 SMALLEST_CONSTANT_SD = 0.1
 STEP = 1e-3
 
-LABELS = ("gpu", "framework", "release", "model", "precision", "dispatcher", "tp", "kind")
+LABELS = (
+    "gpu", "framework", "release", "model", "precision", "dispatcher", "tp", "sharding", "kind",
+)  # fmt: skip
 
 
 class Labelled(NamedTuple):
@@ -109,6 +111,9 @@ def labels_of(cases: Cases) -> dict[str, Labelled]:
             cases.config.moe_dispatcher.astype(np.int64),
         ),
         "tp": Labelled(sizes.astype(str).astype(object), tp),
+        "sharding": Labelled(
+            np.array(Sharding.labels(), dtype=object), cases.config.sharding.astype(np.int64)
+        ),
         "kind": Labelled(
             np.array(["dense", "moe"], dtype=object),
             np.asarray(cases.model.num_experts > 0).astype(np.int64),
