@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.gaussian_process import GaussianProcess, Points, Prior
-from search.memory_residual import MemoryResidual
+from search.memory_residual import MEMORY_PRIOR, MemoryResidual
 
 Floats = NDArray[np.float64]
 
@@ -55,9 +55,9 @@ class Evidence:
     """What has been evaluated.
 
     ``points`` (n) with the modelled ``value`` (n,), higher is better; ``running`` are under way.
-    ``memory_points`` with ``memory_residual`` and ``memory_side`` (``MemoryResidual.fit``) where a
-    projection of memory exists. ``constraints`` maps other constraints to (points, standardised
-    value): above 0 is violated.
+    ``memory_points`` with ``memory_residual``, ``memory_side`` and ``memory_prior`` (see
+    ``MemoryResidual.fit``) where a projection of memory exists. ``constraints`` maps other
+    constraints to (points, standardised value): above 0 is violated.
     """
 
     points: Points
@@ -66,6 +66,7 @@ class Evidence:
     memory_points: Points | None = None
     memory_residual: Floats = field(default_factory=lambda: np.empty(0))
     memory_side: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    memory_prior: Prior = MEMORY_PRIOR
     constraints: Mapping[str, tuple[Points, Floats]] = field(default_factory=dict)
 
 
@@ -96,7 +97,10 @@ class Models:
         memory = None
         if evidence.memory_points is not None:
             memory = MemoryResidual.fit(
-                evidence.memory_points, evidence.memory_residual, evidence.memory_side
+                evidence.memory_points,
+                evidence.memory_residual,
+                evidence.memory_side,
+                evidence.memory_prior,
             )
         constraints = tuple(
             GaussianProcess.fit(points, value, BLIND_PRIOR)
@@ -142,14 +146,13 @@ def scores(
         fits = models.memory.fit_probability(candidates, log_share)
     for process in models.constraints:
         fits = fits * below_zero(*process.predict(Points(candidates.coordinates, _none(mean))))
-    gain = mean - mean.max() if models.incumbent is None else None
-    if gain is None:
-        assert models.incumbent is not None
-        gain = expected_improvement(mean, sd, models.incumbent)
-        score = np.log(np.maximum(gain, 1e-300))
+    if models.incumbent is None:
+        # Nothing seen yet: the best by the projection of those that fit as likely as not.
+        gain = mean - mean.max()
+        score = gain + CAUTION * np.log(np.clip(2.0 * fits, 1e-12, 1.0))
     else:
-        score = gain  # nothing seen yet: the best by the projection
-    score = score + CAUTION * np.log(np.maximum(fits, 1e-12))
+        gain = expected_improvement(mean, sd, models.incumbent)
+        score = np.log(np.maximum(gain, 1e-300)) + CAUTION * np.log(np.maximum(fits, 1e-12))
     if cost is not None:
         score = score - np.log(cost)
     if log_prior is not None:

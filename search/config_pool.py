@@ -18,6 +18,7 @@ from specs.config import AXES, ConfigTable, TrainingConfig
 from surrogate.cases import Cases
 from surrogate.features import features
 from surrogate.learned import shipped
+from surrogate.memory import memory_log_sd
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -153,7 +154,9 @@ def believed(
     memory_gib = np.asarray(seen.device_gib, dtype=np.float64)
     if cases is None:
         return Belief(objectives(seen), memory_gib)
-    return Belief(objectives(seen), memory_gib, loadings(cases(table)))
+    rows = cases(table)
+    log_sd = float(np.max(memory_log_sd(rows)))
+    return Belief(objectives(seen), memory_gib, loadings(rows), log_sd)
 
 
 def loadings(cases: Cases) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from search.acquisition import BLIND_PRIOR, Evidence, projected_prior
 from search.gaussian_process import Points, Prior
+from search.memory_residual import MEMORY_PRIOR, with_sd
 from search.pool import Belief, Pool
 from search.transfer import Source, with_sources
 
@@ -196,6 +197,7 @@ def blank(like: Belief, count: int) -> Belief:
         np.zeros((count, like.values.shape[1])),
         column(like.memory_gib),
         column(like.loadings),
+        like.memory_log_sd,
     )
 
 
@@ -303,10 +305,13 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
     if sources:
         observed, value = with_sources(pool, observed, value, sources)
     memory_points, residual, side = None, np.empty(0), np.empty(0, dtype=np.int64)
+    prior = MEMORY_PRIOR
     belief = seen.memory.belief
     if model.log_share is not None and belief is not None and belief.memory_gib is not None:
         memory_points, side = seen.memory.located(pool), seen.side
         residual = np.log(seen.measured_gib / belief.memory_gib)
+        if belief.memory_log_sd is not None:
+            prior = with_sd(prior, belief.memory_log_sd, memory_points.coordinates.axes)
     return Evidence(
         points=observed,
         value=value,
@@ -314,6 +319,7 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
         memory_points=memory_points,
         memory_residual=residual,
         memory_side=side,
+        memory_prior=prior,
         constraints={
             name: (
                 placed.located(pool),

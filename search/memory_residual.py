@@ -8,7 +8,7 @@ truncated normal), so that a surprise moves its neighbours and what was expected
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,11 @@ class MemoryResidual:
             process = measured.updated(points, placed, spread)
         return cls(process)
 
+    def factor(self, points: Points) -> Floats:
+        """Measured over projected peak to expect, shape (m,)."""
+        expected: Floats = np.exp(self.process.predict(without_trends(points))[0])
+        return expected
+
     def fit_probability(self, points: Points, log_share: Floats) -> Floats:
         """P(peak <= capacity), shape (m,); ``log_share`` is log(projected peak / capacity)."""
         from scipy.stats import norm
@@ -77,6 +82,24 @@ class MemoryResidual:
         mean, sd = self.process.predict(without_trends(points))
         probability: Floats = norm.cdf(-(log_share + mean) / np.hypot(sd, 1e-3))
         return probability
+
+
+def with_sd(prior: Prior, log_sd: float, axes: int) -> Prior:
+    """The prior, scaled so that a config of which nothing was measured is off by this log sd.
+
+    Args:
+        prior: in which proportion a common offset, single axes and interactions are off.
+        log_sd: of log(measured / projected), as the projection itself states it.
+        axes: of the space.
+    """
+    single = prior.single_sd**2 * prior.relevance * axes
+    factor = log_sd / float(np.sqrt(single + prior.joint_sd**2 + prior.offset_sd**2))
+    return replace(
+        prior,
+        single_sd=prior.single_sd * factor,
+        joint_sd=prior.joint_sd * factor,
+        offset_sd=prior.offset_sd * factor,
+    )
 
 
 def beyond(mean: Floats, sd: Floats, bound: Floats) -> tuple[Floats, Floats]:

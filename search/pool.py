@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.encoding import AxisValues, Coordinates, coordinates
+from search.gaussian_process import Points
 from specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,17 +40,19 @@ class Belief:
     ``values`` (n, objectives) are projected objective values, ``memory_gib`` (n,) projected peaks.
     ``loadings`` (n, k) are what the projection itself is unsure of: the log of the value moves by
     ``loadings @ z`` with z independent standard normals that all candidates share.
+    ``memory_log_sd`` is the sd of log(measured / projected) of the peak where it is known.
     """
 
     values: Floats
     memory_gib: Floats | None = None
     loadings: Floats | None = None
+    memory_log_sd: float | None = None
 
     def take(self, rows: Any) -> Belief:
         """The selected candidates."""
         memory_gib = None if self.memory_gib is None else self.memory_gib[rows]
         loadings = None if self.loadings is None else self.loadings[rows]
-        return Belief(self.values[rows], memory_gib, loadings)
+        return Belief(self.values[rows], memory_gib, loadings, self.memory_log_sd)
 
 
 Project = Callable[[Sequence[dict[str, Any]]], Belief]
@@ -99,6 +102,11 @@ class Pool:
     def coordinates(self) -> Coordinates:
         """All candidates as coordinates."""
         return self.located(self.codes)
+
+    @property
+    def points(self) -> Points:
+        """All candidates as points of a Gaussian process without trends."""
+        return Points(self.coordinates, np.zeros((len(self), 0)))
 
     def located(self, codes: Rows) -> Coordinates:
         """Coordinates of candidates or of other points, given by their codes."""

@@ -10,7 +10,7 @@ a failed one whose config may be asked again, and which may still be told later.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from search.config_pool import ConfigPool, config_pool, described
 from search.distributions import config_key, distributions, parameters
 from search.evidence import LOST, MEMORY_CONSTRAINT, PEAK_KNOWN
 from search.pool_sampler import Judged, PoolSampler
+from search.prior import Expert
 from search.space import Space
 from search.transfer import Source
 from specs.config import ConfigTable, TrainingConfig
@@ -27,17 +28,22 @@ from specs.errors import InputError
 from specs.runs import RunTable
 from studies.job import Job
 from studies.ledger import changed_inputs, input_hash
+from studies.run_limits import check_possible
 from studies.storage import StorageAddress, open_storage
-from surrogate.learned import Learned, shipped
+from surrogate.learned import Learned
 from surrogate.projection import Projections, project
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
+ASK = "ask"
+"""Proposer of runs that the acquisition chose."""
 SAME = 1e-3
 """Two results that agree to this fraction are one result told twice."""
 COUNTERS = ("device", "reserved", "allocated")
+STANDS_FOR_BASELINE = "stands_for_baseline"
+"""User attribute of a run asked in place of a baseline that does not fit."""
 UNKNOWN_OVER_GIB = 1.0
 """Constraint of an OOM: how much was missing is not known, only that it is above 0."""
 
@@ -71,15 +77,15 @@ class Outcome:
                 "crashed, or that it is lost."
             )
         for value, what in ((self.tokens_per_s_per_gpu, "tokens/s/GPU"), (self.peak_gib, "peak")):
-            if value is not None and not (math.isfinite(value) and 0 < value < 1e9):
-                raise InputError(f"the {what} is {value}; tell a positive number.")
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"the {what} is {value:g}; tell a positive number.")
         if self.counter not in COUNTERS:
             raise InputError(f"the counter is {self.counter!r}; use one of {', '.join(COUNTERS)}.")
 
 
 @dataclass(frozen=True)
 class AskedRun:
-    """A run of the study, asked or told."""
+    """A run of the study, asked or told; ``proposer`` is who wanted it."""
 
     number: int
     config: TrainingConfig
@@ -88,6 +94,7 @@ class AskedRun:
     tokens_per_s_per_gpu: float | None
     peak_gib: float | None
     expected: Mapping[str, Any]
+    proposer: str = ASK
 
     def as_json(self) -> dict[str, Any]:
         """The run as JSON."""
@@ -95,6 +102,7 @@ class AskedRun:
             "run": self.number,
             "state": self.state,
             "reason": self.reason,
+            "proposer": self.proposer,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "peak_gib": self.peak_gib,
             "expected": dict(self.expected),
@@ -148,34 +156,56 @@ class RealRuns:
                 study.set_user_attr(key, value)
         return cls(job, study, note, source)
 
-    def pool(self, space: Space, seed: int = 0) -> ConfigPool:
+    def pool(self, space: Space, seed: int = 0, extra: Sequence[TrainingConfig] = ()) -> ConfigPool:
         """The configs that may be asked, as projected before any run of this job was known.
+
+        The baseline and ``extra`` belong to them whatever the space.
 
         What the runs teach is the sampler's to find: projections calibrated on the same runs would
         count them twice.
         """
         capacity = self.job.cluster.gpu.hbm_gib.value
-        job, extra = self.job, self._legal_baseline()
-        return config_pool(space, job, capacity, cases=job.cases, extra=extra, seed=seed)
+        job, added = self.job, list(dict.fromkeys([*self._legal_baseline(), *extra]))
+        return config_pool(space, job, capacity, cases=job.cases, extra=added, seed=seed)
 
-    def judged(self, pool: ConfigPool, seed: int = 0) -> Judged:
-        """What is thought of every config now; runs that are out count as run."""
+    @property
+    def study(self) -> Study:
+        """The Optuna study."""
+        return self._study
+
+    def judged(self, pool: ConfigPool, seed: int = 0, expert: Expert | None = None) -> Judged:
+        """What is thought of every config now; runs that are out count as run.
+
+        ``expert`` is an opinion on configs, which counts as far as it was right before.
+        """
         sources = [self._source] if self._source is not None else []
-        return PoolSampler(pool, sources=sources, seed=seed).judged(self._study)
+        sampler = PoolSampler(pool, sources=sources, expert=expert, seed=seed)
+        return sampler.judged(self._study)
 
     def _legal_baseline(self) -> list[TrainingConfig]:
         baseline = self.job.baseline
         return [] if self.job.why_illegal(baseline) else [baseline]
 
     def needs_baseline(self) -> bool:
-        """Whether the baseline can run and was neither asked nor told."""
-        keys = {
-            t.user_attrs.get("config_key") for t in self._trials() if not t.user_attrs.get(LOST)
-        }
-        return bool(self._legal_baseline()) and config_key(self.job.baseline) not in keys
+        """Whether the baseline is legal and neither it nor a stand-in was asked or told."""
+        held = [t.user_attrs for t in self._trials() if not t.user_attrs.get(LOST)]
+        keys = {attributes.get("config_key") for attributes in held}
+        stood_for = any(attributes.get(STANDS_FOR_BASELINE) for attributes in held)
+        asked = config_key(self.job.baseline) in keys or stood_for
+        return bool(self._legal_baseline()) and not asked
 
-    def ask(self, config: TrainingConfig, reason: str, expected: Mapping[str, Any]) -> int:
-        """Records that a config is to be run; gives the number of the run."""
+    def ask(
+        self,
+        config: TrainingConfig,
+        reason: str,
+        expected: Mapping[str, Any],
+        stands_for_baseline: bool = False,
+        proposer: str = ASK,
+    ) -> int:
+        """Records that a config is to be run; gives the number of the run.
+
+        ``stands_for_baseline``: it runs in place of a baseline that does not fit.
+        """
         from optuna.trial import TrialState, create_trial
 
         trial = create_trial(
@@ -184,27 +214,45 @@ class RealRuns:
             distributions=dict(distributions()),
             user_attrs={
                 **described(config),
-                "proposer": "ask",
+                "proposer": proposer,
                 "reason": reason,
                 "expected": dict(expected),
+                STANDS_FOR_BASELINE: stands_for_baseline,
             },
         )
         self._study.add_trial(trial)
         return self._trials()[-1].number
 
-    def tell(self, number: int, outcome: Outcome, again: bool = False) -> str:
-        """Records what came back; gives one sentence of what that did.
+    def check(self, number: int, outcome: Outcome, again: bool = False) -> FrozenTrial:
+        """The trial of a run that this may be told of.
 
         Raises:
-            InputError: there is no such run, or another result was told and not ``again``.
+            InputError: there is no such run, nothing can have been measured like this, or another
+                result was told and not ``again``.
         """
-        from optuna.trial import TrialState
-
         outcome.check()
         trials = self._trials()
         if not 0 <= number < len(trials):
             raise InputError(f"there is no run {number}; {self.name!r} has {len(trials)} runs.")
         trial = trials[number]
+        check_possible(self.job, TrainingConfig.from_labels(trial.user_attrs["config"]), outcome)
+        known = trial.state.is_finished() and not trial.user_attrs.get(LOST)
+        if known and not (again or outcome.lost or _same(trial, outcome)):
+            raise InputError(
+                f"run {number} was told {_told(trial)} before; tell it with --again to keep the "
+                "new result as a repeat beside it."
+            )
+        return trial
+
+    def tell(self, number: int, outcome: Outcome, again: bool = False) -> str:
+        """Records what came back; gives one sentence of what that did.
+
+        Raises:
+            InputError: see ``check``.
+        """
+        from optuna.trial import TrialState
+
+        trial = self.check(number, outcome, again)
         if trial.state is TrialState.RUNNING:
             self._finish(trial, outcome)
             return f"run {number}: {_words(outcome)}."
@@ -214,12 +262,7 @@ class RealRuns:
             repeat = self._repeat(trial, outcome, "told after it was given up")
             return f"run {number} had been given up; its result is kept as run {repeat}."
         if not again:
-            if _same(trial, outcome):
-                return f"run {number} was told this already: nothing changed."
-            raise InputError(
-                f"run {number} was told {_told(trial)} before; tell it with --again to keep the "
-                "new result as a repeat beside it."
-            )
+            return f"run {number} was told this already: nothing changed."
         repeat = self._repeat(trial, outcome, f"repeat of run {number}")
         return f"kept as run {repeat}, a repeat of run {number}: {_words(outcome)}."
 
@@ -267,7 +310,7 @@ class RealRuns:
 
     def runs(self) -> list[AskedRun]:
         """Every run in the order of its number."""
-        return [_asked(trial) for trial in self._trials()]
+        return [asked_run(trial) for trial in self._trials()]
 
     def table(self) -> RunTable | None:
         """Told throughputs as measured runs; None where there is none."""
@@ -277,7 +320,7 @@ class RealRuns:
     def learned(self) -> Learned:
         """What was learned from public runs, calibrated on the runs of this job."""
         table = self.table()
-        return shipped() if table is None else shipped().calibrated(table)
+        return self.job.belief if table is None else self.job.belief.calibrated(table)
 
 
 @dataclass(frozen=True)
@@ -337,7 +380,8 @@ def run_table(job: Job, runs: list[AskedRun]) -> RunTable:
     )
 
 
-def _asked(trial: FrozenTrial) -> AskedRun:
+def asked_run(trial: FrozenTrial) -> AskedRun:
+    """A trial of a measured study as a run."""
     attributes = trial.user_attrs
     state = trial.state.name.lower()
     if state == "fail":
@@ -353,12 +397,13 @@ def _asked(trial: FrozenTrial) -> AskedRun:
         tokens_per_s_per_gpu=value,
         peak_gib=attributes.get("peak_gib"),
         expected=attributes.get("expected", {}),
+        proposer=str(attributes.get("proposer", ASK)),
     )
 
 
 def _same(trial: FrozenTrial, outcome: Outcome) -> bool:
     """Whether a told trial already says this."""
-    run = _asked(trial)
+    run = asked_run(trial)
     if outcome.crash:
         return run.state == "crashed"
     if outcome.out_of_memory:
@@ -370,7 +415,7 @@ def _same(trial: FrozenTrial, outcome: Outcome) -> bool:
 
 
 def _told(trial: FrozenTrial) -> str:
-    run = _asked(trial)
+    run = asked_run(trial)
     return f"{run.tokens_per_s_per_gpu:g} tokens/s/GPU" if run.tokens_per_s_per_gpu else run.state
 
 

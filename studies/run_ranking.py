@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.ranking import rank
+from search.ranking import FIT_PROBABILITY, Ranking
 from search.shortlist import shortlist
 from search.space import Space
-from specs.config import ConfigTable, TrainingConfig
+from specs.config import TrainingConfig
 from studies.files import to_json, write_atomically
-from studies.real_runs import CalibratedJob, RealRuns
+from studies.real_runs import AskedRun, RealRuns
+from studies.run_beliefs import RunBeliefs, run_beliefs
 from surrogate.calibration import write_calibration
 
 if TYPE_CHECKING:
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 KEPT = 512
+OUT_OF_MEMORY, CRASHED = "out of memory", "crashed"
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A config after calibration: measured throughput where it ran, else what is projected now."""
+    """A config after the runs: measured where it ran, else what is projected now.
+
+    ``before`` and ``fit_probability_before`` are what was projected without any run.
+    """
 
     config: TrainingConfig
     run: int | None
@@ -33,8 +38,15 @@ class Ranked:
     before: float
     now: float
     interval90: tuple[float, float]
+    peak_gib: float
     fit_probability: float
+    fit_probability_before: float
     trust: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether the config ran and gave no throughput."""
+        return self.state in (OUT_OF_MEMORY, CRASHED)
 
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON."""
@@ -45,64 +57,70 @@ class Ranked:
             "projected_before": self.before,
             "tokens_per_s_per_gpu": self.now,
             "interval90": list(self.interval90),
+            "peak_gib": self.peak_gib,
             "fit_probability": self.fit_probability,
+            "fit_probability_before": self.fit_probability_before,
             "trust": self.trust,
         }
 
 
 def ranking_after(runs: RealRuns, size: int = SHOWN) -> list[Ranked]:
     """The runs and the best configs of the core space, best first; failed runs stand last."""
-    job, asked = runs.job, runs.runs()
-    calibrated = CalibratedJob(job, runs.learned())
-    space = Space.of(job.experiment, job.cluster)
-    capacity = job.cluster.gpu.hbm_gib.value
-    best = rank(space, _Ranking(calibrated, job), capacity, KEPT)
+    asked = runs.runs()
+    configs = list(dict.fromkeys(run.config for run in asked))
+    beliefs = run_beliefs(runs, Space.of(runs.job.experiment, runs.job.cluster), extra=configs)
+    best = _best(beliefs, runs.job.cluster.gpu.hbm_gib.value)
     others = [best.table.config(row) for row in shortlist(best, size, within=1.0)]
-    configs = list(dict.fromkeys([*(run.config for run in asked), *others]))
-    table = ConfigTable.from_configs(configs)
-    before, now = job.project(table), calibrated.project(table)
-    of_config = {run.config: run for run in asked}
-    measured: dict[TrainingConfig, list[float]] = {}
-    for run in asked:
-        if run.tokens_per_s_per_gpu is not None:
-            measured.setdefault(run.config, []).append(run.tokens_per_s_per_gpu)
-    entries = []
-    for row, config in enumerate(configs):
-        last = of_config.get(config)
-        values = measured.get(config)
-        speed = float(np.median(values)) if values else float(now.tokens_per_s_per_gpu[row])
-        low, high = float(now.lo90[row]), float(now.hi90[row])
-        entries.append(
-            Ranked(
-                config=config,
-                run=last.number if last else None,
-                state=last.state if last else "projected",
-                before=float(before.tokens_per_s_per_gpu[row]),
-                now=speed,
-                interval90=(speed, speed) if values else (low, high),
-                fit_probability=1.0 if values else float(now.fit_probability[row]),
-                trust="measured" if values else str(now.trust[row]),
-            )
-        )
-    failed = ("out of memory", "crashed")
-    return sorted(entries, key=lambda e: (e.state in failed, -e.now * e.fit_probability))
+    entries = [
+        _ranked(beliefs, config, [run for run in asked if run.config == config])
+        for config in dict.fromkeys([*configs, *others])
+    ]
+    return sorted(entries, key=lambda e: (e.failed, -e.now * e.fit_probability))
 
 
-@dataclass(frozen=True)
-class _Ranking:
-    """The calibrated job with the columns that ranking asks for apart."""
+def _best(beliefs: RunBeliefs, capacity_gib: float) -> Ranking:
+    """The configs that fit as likely as not, best first."""
+    fits = np.flatnonzero(beliefs.fit_probability >= FIT_PROBABILITY)
+    rows = fits[np.argsort(-beliefs.expected[fits], kind="stable")][:KEPT]
+    return Ranking(
+        table=beliefs.pool.table.take(rows),
+        tokens_per_s_per_gpu=beliefs.now.tokens_per_s_per_gpu[rows],
+        device_gib=beliefs.now.device_gib[rows],
+        fit_probability=beliefs.fit_probability[rows],
+        legal=len(beliefs.pool),
+        projected=len(beliefs.pool),
+        refused_by_memory=len(beliefs.pool) - len(fits),
+        fastest=None,
+        leanest=None,
+        missing_gib=float(np.min(beliefs.now.device_gib)) - capacity_gib,
+    )
 
-    calibrated: CalibratedJob
-    job: Any
 
-    def project(self, table: ConfigTable) -> Any:
-        return self.calibrated.project(table)
-
-    def tokens_per_s_per_gpu(self, table: ConfigTable) -> Any:
-        return self.calibrated.project(table).tokens_per_s_per_gpu
-
-    def device_gib(self, table: ConfigTable) -> Any:
-        return self.job.device_gib(table)
+def _ranked(beliefs: RunBeliefs, config: TrainingConfig, asked: list[AskedRun]) -> Ranked:
+    """One config; ``asked`` are its runs."""
+    row = beliefs.row(config)
+    now, last = beliefs.now, asked[-1] if asked else None
+    values = [run.tokens_per_s_per_gpu for run in asked if run.tokens_per_s_per_gpu is not None]
+    fits, trust = float(beliefs.fit_probability[row]), str(now.trust[row])
+    speed = float(now.tokens_per_s_per_gpu[row])
+    interval = (float(now.lo90[row]), float(now.hi90[row]))
+    if values:
+        speed, fits, trust = float(np.median(values)), 1.0, "measured"
+        interval = (min(values), max(values))
+    elif last is not None and last.state == OUT_OF_MEMORY:
+        fits = 0.0
+    return Ranked(
+        config=config,
+        run=last.number if last else None,
+        state=last.state if last else "projected",
+        before=float(beliefs.before.tokens_per_s_per_gpu[row]),
+        now=speed,
+        interval90=interval,
+        peak_gib=float(beliefs.peak_gib([row])[0]),
+        fit_probability=fits,
+        fit_probability_before=float(beliefs.before.fit_probability[row]),
+        trust=trust,
+    )
 
 
 def write_calibrated(runs: RealRuns, folder: Path) -> list[Path]:
@@ -118,22 +136,32 @@ def write_calibrated(runs: RealRuns, folder: Path) -> list[Path]:
 
 
 def show_ranking(output: Output, runs: RealRuns, entries: list[Ranked]) -> None:
-    """Prints the ranking and the runs that are still out."""
+    """Prints the best configs, every run that was told, and the runs that are still out."""
     from studies.wording import describe
 
+    told = [e for e in entries[SHOWN:] if e.run is not None and e.state != "running"]
+    shown = [*entries[:SHOWN], *told]
     rows = [
         (
+            number,
             "" if entry.run is None else entry.run,
-            entry.state,
+            _STATES.get(entry.state, entry.state),
             entry.before,
-            entry.now,
-            f"{entry.interval90[0]:,.0f} to {entry.interval90[1]:,.0f}",
+            None if entry.failed else entry.now,
+            "" if entry.failed else "{:,.0f} to {:,.0f}".format(*entry.interval90),
+            f"{entry.peak_gib:.0f}",
+            f"{entry.fit_probability_before:.0%}",
             f"{entry.fit_probability:.0%}",
-            describe(entry.config),
         )
-        for entry in entries[:SHOWN]
+        for number, entry in enumerate(shown, 1)
     ]
-    output.table("", ("run", "", "projected", "now", "90%", "P(fits)", "config"), rows)
+    header = ("", "run", "", "before", "now", "90%", "GiB", "fits before", "fits now")
+    output.table("tokens/s/GPU and the probability to fit", header, rows)
+    for number, entry in enumerate(shown, 1):
+        output.say(f"  {number}  {describe(entry.config)}")
     out = [run.number for run in runs.runs() if run.state == "running"]
     if out:
         output.say(f"still out: run {', '.join(map(str, out))}")
+
+
+_STATES = {OUT_OF_MEMORY: "OOM", "projected": ""}

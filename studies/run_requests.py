@@ -7,18 +7,23 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.config_pool import ConfigPool
+from search.ranking import FIT_PROBABILITY
 from search.space import Space
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from studies.files import to_json, write_atomically
 from studies.job import Job
 from studies.launch import write_launch_files
-from studies.real_runs import RealRuns
+from studies.real_runs import ASK, RealRuns
+from studies.run_beliefs import RunBeliefs, nearest_that_fits, run_beliefs
+from studies.wording import change_in_words
+
+if TYPE_CHECKING:
+    from studies.llm_runs import RunAdvisor
 
 SCHEMA_VERSION = 1
 STEPS = 30
@@ -26,6 +31,8 @@ STEPS = 30
 OVERHEAD_S = 300.0
 """Start-up, compilation and teardown of a run (assumed; --overhead says otherwise)."""
 MOST_RUNS = 8
+SURE = 0.9
+"""Fit probability of a config that stands in for a baseline that does not fit (chosen)."""
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>min|s|m|h|d)")
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -72,7 +79,7 @@ class Asked:
     requests: tuple[Request, ...]
     left_s: float
     why_stopped: str
-    note: str
+    notes: tuple[str, ...]
 
 
 def duration_s(text: str, option: str = "--slot") -> float:
@@ -91,26 +98,41 @@ def duration_s(text: str, option: str = "--slot") -> float:
 
 
 def ask_runs(
-    runs: RealRuns, space: Space, slot: Slot, folder: Path, most: int = MOST_RUNS, seed: int = 0
+    runs: RealRuns,
+    space: Space,
+    slot: Slot,
+    folder: Path,
+    most: int = MOST_RUNS,
+    seed: int = 0,
+    advisor: RunAdvisor | None = None,
 ) -> Asked:
     """Asks the baseline first, then what is worth most per time, until the slot is full.
+
+    A baseline that is more likely to run out of memory than not is left out, with a note; the
+    config nearest to it that fits is asked instead. The opinion of an ``advisor`` (a model) counts
+    as far as it was right before, and at most one run in three is its proposal.
 
     Raises:
         InputError: no run fits into the slot.
     """
-    pool = runs.pool(space, seed)
-    assert pool.belief is not None
-    speed = pool.belief.values[:, 0]
+    beliefs = run_beliefs(runs, space, seed)
+    beside = advisor.consulted(beliefs.pool) if advisor else []
+    beliefs = run_beliefs(runs, space, seed, beside) if beside else beliefs
+    speed = beliefs.now.tokens_per_s_per_gpu
     workload, gpus = runs.job.experiment.workload, runs.job.cluster.num_gpus
     run_s = slot.run_s(workload.tokens_per_step / gpus / speed)
-    pool = replace(pool, cost=run_s)
+    beliefs = replace(beliefs, pool=replace(beliefs.pool, cost=run_s))
     left, stopped = slot.seconds, f"{most} runs are the most that --runs allows"
     requests: list[Request] = []
+    notes = [beliefs.pool.note] if beliefs.pool.note else []
     while len(requests) < most:
-        judged = runs.judged(pool, seed)
-        row, reason = None, ""
+        judged = runs.judged(beliefs.pool, seed, advisor.expert if advisor else None)
+        beliefs = replace(beliefs, judged=judged)
+        row, reason, stands_in, proposer = None, "", False, ASK
         if runs.needs_baseline():
-            row, reason = pool.row_of(runs.job.baseline), "the baseline: everything is judged by it"
+            row, reason, note = _first(runs, beliefs)
+            stands_in = bool(note)
+            notes += [note] if note else []
         if row is None:
             affordable = judged.open_rows[run_s[judged.open_rows] <= left]
             if not len(affordable):
@@ -121,38 +143,70 @@ def ask_runs(
                 break
             row = int(affordable[np.argmax(judged.scores.score[affordable])])
             reason = "highest expected gain per time"
+            mine = advisor.its_turn(beliefs.pool, judged, affordable) if advisor else None
+            if mine is not None:
+                row, reason, proposer = mine
         if run_s[row] > left:
             stopped = f"the next run takes {run_s[row] / 60:.0f} min"
             break
-        requests.append(_request(runs, pool, judged, row, reason, float(run_s[row]), folder))
+        by = (reason, stands_in, proposer)
+        asked = _request(runs, beliefs, row, float(run_s[row]), folder, by)
+        requests.append(asked)
         left -= float(run_s[row])
     if not requests:
         raise InputError(
             f"no run fits into {slot.seconds / 60:.0f} min: {stopped} (a run takes at least "
             f"{run_s.min() / 60:.0f} min); give a longer --slot, or fewer --steps."
         )
-    return Asked(tuple(requests), left, stopped, pool.note)
+    return Asked(tuple(requests), left, stopped, tuple(notes))
+
+
+def _first(runs: RealRuns, beliefs: RunBeliefs) -> tuple[int | None, str, str]:
+    """(row, reason, note) of the baseline, or of what stands in for one that does not fit.
+
+    The note says why the baseline is not asked; the row is None where nothing surely fits.
+    """
+    baseline = runs.job.baseline
+    row = beliefs.row(baseline)
+    fits = float(beliefs.fit_probability[row])
+    if fits >= FIT_PROBABILITY:
+        return row, "the baseline: everything is judged by it", ""
+    capacity = runs.job.cluster.gpu.hbm_gib.value
+    why = (
+        f"the baseline is not asked: it fits with P {fits:.0%} "
+        f"({beliefs.peak_gib([row])[0]:.0f} GiB of {capacity:g})."
+    )
+    near = nearest_that_fits(beliefs, baseline, SURE)
+    if near is None:
+        return None, "", why
+    before, after = baseline.as_labels(), beliefs.pool.config(near).as_labels()
+    changes = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    reason = f"nearest to the baseline that fits: {change_in_words(changes)}"
+    return near, reason, why
 
 
 def _request(
-    runs: RealRuns, pool: ConfigPool, judged: Any, row: int, reason: str, run_s: float, folder: Path
+    runs: RealRuns,
+    beliefs: RunBeliefs,
+    row: int,
+    run_s: float,
+    folder: Path,
+    by: tuple[str, bool, str],
 ) -> Request:
-    """Records a run and writes its files."""
-    assert pool.belief is not None
-    assert pool.belief.memory_gib is not None
-    config = pool.config(row)
-    centre = float(np.log(pool.belief.values[:, 0]).max())
-    mean, sd = float(judged.scores.mean[row]) + centre, float(judged.scores.sd[row])
+    """Records a run and writes its files; ``by``: reason, whether for the baseline, proposer."""
+    reason, stands_for_baseline, proposer = by
+    config, judged, now = beliefs.pool.config(row), beliefs.judged, beliefs.now
     expected = {
-        "tokens_per_s_per_gpu": float(np.exp(mean)),
-        "interval90": [float(np.exp(mean - 1.645 * sd)), float(np.exp(mean + 1.645 * sd))],
-        "projected_tokens_per_s_per_gpu": float(pool.belief.values[row, 0]),
-        "peak_gib": float(pool.belief.memory_gib[row]),
-        "fit_probability": float(judged.scores.fit_probability[row]),
+        "tokens_per_s_per_gpu": float(now.tokens_per_s_per_gpu[row]),
+        "interval90": [float(now.lo90[row]), float(now.hi90[row])],
+        "projected_tokens_per_s_per_gpu": float(beliefs.before.tokens_per_s_per_gpu[row]),
+        "peak_gib": float(beliefs.peak_gib([row])[0]),
+        "fit_probability": float(beliefs.fit_probability[row]),
         "expected_gain": float(judged.scores.gain[row]) if judged.models.incumbent else None,
+        "trust": str(now.trust[row]),
         "run_s": run_s,
     }
-    number = runs.ask(config, reason, expected)
+    number = runs.ask(config, reason, expected, stands_for_baseline, proposer)
     files, refused = write_run_files(runs, number, config, folder / f"run_{number}")
     return Request(number, config, reason, expected, files, refused)
 

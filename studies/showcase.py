@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from studies.boards import Board, artifact_folder
 from studies.files import to_json, write_atomically
@@ -19,12 +19,17 @@ from studies.pictures.pareto import pareto
 from studies.pictures.style import Picture, titled
 from studies.pictures.svg import svg
 from studies.report.evidence import comparisons
-from studies.report.facts import RESULT, StudyFacts, load, read_facts
+from studies.report.facts import MEASURED, RESULT, StudyFacts, load, read_facts, study_names
 from studies.report.timetable import timetable
 from studies.report.whatif import neighbours
+from studies.run_notes import asked_runs, in_words, run_note, runs_section, told_note
 from studies.storage import StorageAddress
 from studies.trial_notes import study_note, trial_note
 from studies.wording import change_in_words
+
+if TYPE_CHECKING:
+    from studies.real_runs import AskedRun, RealRuns
+    from studies.run_ranking import Ranked
 
 BOARD_AXES = 10
 """Axes that a graph of optuna-dashboard has room for."""
@@ -54,12 +59,7 @@ def show_study(
         study.set_user_attr(RESULT, kept)
     facts = read_facts(address, name)
     board = Board(study, artifact_folder(address.path, out))
-    pictures = graphs(facts)
-    for key, (title, picture) in pictures.items():
-        board.graph(key, titled(picture, title))
-    board.note(study_note(facts, [title for title, _ in pictures.values()]))
-    for trial in facts.trials:
-        board.note(trial_note(facts, trial), trial.number)
+    pictures = show_board(board, facts, asked_runs(address, name))
     best = [trial.number for trial in facts.trials if trial.config == facts.best.config]
     drawn = [
         write_atomically(files[0].parent / f"{key}.svg", svg(pictures[key][1], pictures[key][0]))
@@ -71,6 +71,48 @@ def show_study(
         if path.stem in ("best", *DRAWN):
             for number in best:
                 board.artifact(path, number)
+
+
+def show_board(
+    board: Board, facts: StudyFacts, runs: Sequence[AskedRun]
+) -> dict[str, tuple[str, Picture]]:
+    """Writes the graphs and notes of a study; gives the graphs.
+
+    Args:
+        board: of the study.
+        facts: what the study says now.
+        runs: its real runs.
+    """
+    pictures = graphs(facts)
+    for key, (title, picture) in pictures.items():
+        board.graph(key, titled(picture, title))
+    board.note(study_note(facts, [title for title, _ in pictures.values()], runs_section(runs)))
+    for trial in facts.trials:
+        ran = [in_words(run) for run in runs if run.config == trial.config]
+        board.note(trial_note(facts, trial, ran), trial.number)
+    return pictures
+
+
+def show_told(
+    address: StorageAddress, out: Path, runs: RealRuns, entries: Sequence[Ranked]
+) -> None:
+    """Writes what runs taught on their study, and on the study of the job where it has a result.
+
+    Args:
+        address: storage of both.
+        out: folder of results.
+        runs: that were told.
+        entries: the ranking now.
+    """
+    board = Board(load(address, runs.name), artifact_folder(address.path, out))
+    asked = runs.runs()
+    board.note(told_note(asked, entries))
+    for run in asked:
+        board.note(run_note(run), run.number)
+    name = runs.name.removesuffix(MEASURED)
+    if name in study_names(address) and RESULT in (study := load(address, name)).user_attrs:
+        parent = Board(study, artifact_folder(address.path, out))
+        show_board(parent, read_facts(address, name), asked)
 
 
 def graphs(facts: StudyFacts) -> dict[str, tuple[str, Picture]]:

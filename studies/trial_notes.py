@@ -17,8 +17,11 @@ SHOWN_PARTS = 6
 """Parts of a step that a trial note lists."""
 
 
-def study_note(facts: StudyFacts, graphs: Iterable[str]) -> str:
-    """What was trained where, what came out and how to read the study."""
+def study_note(facts: StudyFacts, graphs: Iterable[str], real_runs: Sequence[str] = ()) -> str:
+    """What was trained where, what came out, what was run for real and how to read the study.
+
+    ``real_runs`` are lines about the runs that were asked.
+    """
     job, best, baseline = facts.job, facts.best, facts.baseline
     workload = job.experiment.workload
     lines = [
@@ -51,6 +54,7 @@ def study_note(facts: StudyFacts, graphs: Iterable[str]) -> str:
             for i, effect in enumerate(attribution["effects"])
         ]
         lines += ["### Changes", *table(("", "change", "alone", "on top of the others"), rows), ""]
+    lines += [*real_runs, ""] if real_runs else []
     lines += [
         "### How to read this study",
         "* The value of a trial is projected tokens/s/GPU. The constraint `memory_gib` is GiB "
@@ -64,8 +68,11 @@ def study_note(facts: StudyFacts, graphs: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def trial_note(facts: StudyFacts, trial: Trial) -> str:
-    """Why a trial was proposed, by whom, what was found and what it taught."""
+def trial_note(facts: StudyFacts, trial: Trial, ran: Sequence[str] = ()) -> str:
+    """Why a trial was proposed, by whom, what was found and what it taught.
+
+    ``ran`` says what came of real runs of its config.
+    """
     projection = trial.details.get("projection")
     lines = [
         f"**{cell(trial.proposer)}**: {cell(trial.reason)}",
@@ -82,6 +89,7 @@ def trial_note(facts: StudyFacts, trial: Trial) -> str:
             [_row("projected", projection, f"{projection['throughput']['step_time_s']:.3g} s")],
         ),
         "",
+        *(line for words in ran for line in (f"**Run for real:** {cell(words)}", "")),
         f"**Taught:** {_taught(facts, trial)} {bottleneck(projection)}",
         "",
         "#### GiB by stage",

@@ -18,6 +18,16 @@ from studies.cli.common import (
     SetOption,
     axis_values,
 )
+from studies.cli.llm_options import (
+    HintOption,
+    LlmCostOption,
+    LlmDeadlineOption,
+    LlmOption,
+    LlmProgramOption,
+    LlmTokensOption,
+    LlmUrlOption,
+    llm_options,
+)
 
 if TYPE_CHECKING:
     from studies.run_requests import Asked
@@ -65,6 +75,13 @@ def ask_command(
     from_study: FromStudyOption = None,
     storage: StorageOption = None,
     seed: SeedOption = 0,
+    llm: LlmOption = None,
+    llm_url: LlmUrlOption = None,
+    llm_budget_tokens: LlmTokensOption = None,
+    llm_cost: LlmCostOption = None,
+    llm_deadline: LlmDeadlineOption = None,
+    hint: HintOption = None,
+    llm_program: LlmProgramOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -72,6 +89,8 @@ def ask_command(
     from search.space import Space
     from studies.files import checked_folder, name_from
     from studies.inputs import resolve
+    from studies.llm import notes_on
+    from studies.llm_runs import advisor_of
     from studies.real_runs import RealRuns
     from studies.run_requests import Slot, ask_runs, duration_s
     from studies.storage import storage_address
@@ -80,6 +99,7 @@ def ask_command(
 
     output = Output(as_json)
     wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
+    model = llm_options(llm, llm_url, llm_budget_tokens, llm_cost, llm_deadline, hint, llm_program)
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
     name = name_from(job.experiment.name)
     checked_folder(out)
@@ -88,10 +108,19 @@ def ask_command(
     other = other_study(from_study, address) if from_study else None
     with only_driver(address, out / name, f"{name}/measured", TELLING_S):
         measured = RealRuns.open(job, address, name, other.source if other else None)
-        asked = ask_runs(measured, space, wanted, out / measured.name, runs, seed)
-    notes = [note for note in (*job.notes, measured.note, asked.note) if note]
+        folder = out / measured.name
+        with advisor_of(model, measured, space, folder) as advisor:
+            asked = ask_runs(measured, space, wanted, folder, runs, seed, advisor)
+            said = advisor.summary() if advisor else None
+    notes = [note for note in (*job.notes, measured.note, *asked.notes) if note]
+    notes += notes_on(said) if said else []
     if other is not None and other.source is None:
         notes.append(f"{other.name!r} has no measured runs: there is nothing to learn from it yet.")
+    elif other is not None:
+        notes.append(
+            f"{other.name!r} decides what is asked; the numbers are projections calibrated on the "
+            "runs of this study alone."
+        )
     output.notes(notes)
     if as_json:
         output.result(
@@ -103,6 +132,7 @@ def ask_command(
                 "left_s": asked.left_s,
                 "why_stopped": asked.why_stopped,
                 "notes": notes,
+                **({"llm": said} if said else {}),
             }
         )
         return

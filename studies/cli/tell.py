@@ -58,6 +58,7 @@ def tell_command(
     from studies.real_runs import Outcome, RealRuns
     from studies.run_ranking import ranking_after, show_ranking, write_calibrated
     from studies.run_results import read_result
+    from studies.showcase import show_told
     from studies.storage import storage_address
     from studies.turns import TELLING_S, only_driver
 
@@ -81,9 +82,13 @@ def tell_command(
         else:
             # Every file is read before anything is written: all are told, or none.
             told += [read_result(job, measured.name, path, run) for path in files or ()]
+        for number, outcome in told:
+            measured.check(number, outcome, again)
         sentences = [measured.tell(number, outcome, again) for number, outcome in told]
-    after = ranking_after(measured)
-    paths = write_calibrated(measured, out / measured.name)
+        # Still in turn: what is written last must be what was told last.
+        after = ranking_after(measured)
+        paths = write_calibrated(measured, out / measured.name)
+        show_told(address, out, measured, after)
     output.notes([note for note in (*job.notes, measured.note) if note])
     if as_json:
         content: dict[str, Any] = {

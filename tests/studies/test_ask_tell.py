@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,120 @@ def test_what_is_measured_moves_the_projections_of_the_others(asked: Callable[..
     assert all(e["tokens_per_s_per_gpu"] < e["projected_before"] for e in others)
 
 
+def test_an_oom_stays_in_the_table_and_moves_the_memory_of_its_neighbours(
+    asked: Callable[..., Any],
+) -> None:
+    runs = asked("ask", "--runs", "2", "--slot", "2h")["runs"]
+    before = asked("tell", "--run", "0", "--speed", "7000")["ranking"]
+    after = asked("tell", "--run", "1", "--oom")["ranking"]
+    told = next(entry for entry in after if entry["run"] == 1)
+    assert told["config"] == runs[1]["config"]
+    assert (told["state"], told["fit_probability"]) == ("out of memory", 0.0)
+    assert told["fit_probability_before"] > 0.5
+
+    def risk(ranking: list[Any]) -> dict[str, float]:
+        return {
+            json.dumps(e["config"], sort_keys=True): e["peak_gib"]
+            for e in ranking
+            if e["run"] is None
+        }
+
+    old, new = risk(before), risk(after)
+    shared = old.keys() & new.keys()
+    assert shared
+    assert all(new[key] > old[key] for key in shared)
+
+
+def test_a_measured_peak_moves_the_memory_of_the_others(asked: Callable[..., Any]) -> None:
+    run = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]
+    peak = 1.2 * run["expected"]["peak_gib"]
+    first = asked("tell", "--run", "0", "--speed", "7000", "--peak", peak)["ranking"]
+    own = next(entry for entry in first if entry["run"] == 0)
+    assert own["peak_gib"] == pytest.approx(peak, rel=0.05)
+    assert asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]["expected"]["peak_gib"] > 0
+
+
+def test_what_is_asked_has_the_numbers_of_project(
+    asked: Callable[..., Any], small_study: Path, foretune: Command
+) -> None:
+    expected = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]["expected"]
+    projected = foretune("project", small_study, "--json").json
+    speed, memory = projected["throughput"], projected["memory"]
+    assert expected["tokens_per_s_per_gpu"] == pytest.approx(speed["tokens_per_s_per_gpu"])
+    assert expected["interval90"] == pytest.approx(speed["interval90"])
+    assert expected["fit_probability"] == pytest.approx(memory["fit_probability"], abs=0.01)
+    assert expected["peak_gib"] == pytest.approx(memory["peak_gib"])
+
+
+def test_a_baseline_that_does_not_fit_gives_way_to_its_neighbour(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    text = small_study.read_text().replace("{tp: 2, pp: 2, mbs: 1", "{tp: 1, pp: 1, mbs: 32")
+    text = text.replace("mbs: [1, 2, 4]", "mbs: [1, 2, 4, 32]").replace(
+        "cluster: 2x8", "cluster: 1x2"
+    )
+    small_study.write_text(text)
+    out = ("--out", tmp_path / "out", "--json")
+    ran = foretune("ask", small_study, "--runs", "2", "--slot", "4h", *out)
+    assert ran.code == 0, ran.err
+    first, second = ran.json["runs"]
+    assert any("the baseline is not asked" in note for note in ran.json["notes"])
+    assert "nearest to the baseline that fits" in first["reason"]
+    assert first["expected"]["fit_probability"] >= 0.9
+    assert "nearest" not in second["reason"]
+
+
+def test_told_runs_are_noted_on_both_studies(asked: Callable[..., Any], tmp_path: Path) -> None:
+    import optuna
+
+    asked("tune")
+    asked("ask", "--runs", "1", "--slot", "1h")
+    asked("tell", "--run", "0", "--speed", "7000")
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'foretune.db'}")
+    for name in ("small", "small/measured"):
+        study = storage.get_study_id_from_name(name)
+        attributes = storage.get_study_system_attrs(study)
+        text = "".join(str(v) for k, v in attributes.items() if "note_str" in k)
+        assert "run 0: 7,000 tokens/s/GPU" in text
+    assert any("plot_data:measured" in key for key in storage.get_study_system_attrs(1))
+
+
+@pytest.mark.parametrize("storage", ["runs.db", "runs.journal"])
+def test_processes_that_ask_and_tell_at_once_lose_and_double_nothing(
+    small_study: Path, tmp_path: Path, asked: Callable[..., Any], storage: str
+) -> None:
+    where = ("--storage", tmp_path / storage)
+    asked("ask", "--runs", "2", "--slot", "2h", *where)
+    commands = [
+        ("ask", "--runs", "1", "--slot", "1h"),
+        ("tell", "--run", "0", "--speed", "7000"),
+        ("tell", "--run", "0", "--speed", "7000"),
+        ("tell", "--run", "1", "--oom"),
+    ]
+    common = [*map(str, where), "--out", str(tmp_path / "out"), "--json"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "foretune", command, str(small_study), *arguments, *common],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for command, *arguments in commands
+    ]
+    said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0, 0], said
+    runs = asked("tell", "--run", "0", "--speed", "7000", *where)["runs"]
+    states = {run["run"]: run["state"] for run in runs}
+    assert states == {0: "measured", 1: "out of memory", 2: "running"}
+    told = " ".join(str(json.loads(out)["told"]) for out, _ in said[1:3])
+    assert told.count("nothing changed") == 1
+
+
 def test_told_twice(asked: Callable[..., Any]) -> None:
     asked("ask", "--runs", "1", "--slot", "1h")
     asked("tell", "--run", "0", "--speed", "9000")
     assert "nothing changed" in asked("tell", "--run", "0", "--speed", "9000")["told"][0]
     assert "--again" in asked("tell", "--run", "0", "--speed", "7000", code=2)
+    assert "--again" in asked("tell", "--run", "0", "--oom", code=2)
     repeat = asked("tell", "--run", "0", "--speed", "7000", "--again")
     assert [run["tokens_per_s_per_gpu"] for run in repeat["runs"]] == [9000, 7000]
     shown = next(entry for entry in repeat["ranking"] if entry["run"] is not None)
@@ -105,6 +215,10 @@ def test_a_lost_run_may_be_asked_again_and_told_late(asked: Callable[..., Any]) 
         (("--run", "0"), "either files"),
         (("--speed", "1"), "--run N"),
         (("--run", "0", "--speed", "-3"), "positive"),
+        (("--run", "0", "--speed", "nan"), "positive"),
+        (("--run", "0", "--speed", "1e12"), "multiply"),
+        (("--run", "0", "--speed", "1"), "a twentieth"),
+        (("--run", "0", "--speed", "6000", "--peak", "200000"), "GiB of one GPU"),
         (("--run", "0", "--speed", "5", "--oom"), "one thing"),
         (("--run", "0", "--speed", "5", "--peak", "5", "--counter", "smi"), "counter"),
     ],

@@ -1,0 +1,98 @@
+"""What is believed of every config that may be run for real, with what told runs taught.
+
+``ask`` and ``tell`` show the same numbers: throughput and its interval are projections calibrated
+on the runs of the job, which without runs are those of ``foretune project``; the probability to fit
+is that of the projection, moved by measured peaks and by runs that went out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.config_pool import ConfigPool
+from search.pool_sampler import Judged
+from search.space import Space
+from specs.config import ConfigTable, TrainingConfig
+from studies.real_runs import CalibratedJob, RealRuns
+from surrogate.projection import Projections
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RunBeliefs:
+    """n configs of ``pool`` as they were projected before any run (``before``) and as they are now.
+
+    ``judged`` is what the sampler makes of the runs: it decides what is asked next.
+    """
+
+    pool: ConfigPool
+    before: Projections
+    now: Projections
+    judged: Judged
+
+    @property
+    def fit_probability(self) -> Floats:
+        """Probability that each config fits, shape (n,)."""
+        return self.judged.scores.fit_probability
+
+    @property
+    def expected(self) -> Floats:
+        """Throughput to expect of each config, one that runs out of memory counting 0, (n,)."""
+        speed: Floats = self.now.tokens_per_s_per_gpu * self.fit_probability
+        return speed
+
+    def peak_gib(self, rows: Sequence[int]) -> Floats:
+        """Peak device memory to expect of some configs, shape (k,)."""
+        peaks: Floats = np.asarray(self.now.device_gib, dtype=np.float64)[list(rows)]
+        memory = self.judged.models.memory
+        if memory is None:
+            return peaks
+        return peaks * memory.factor(self.pool.points.take(list(rows)))
+
+    def row(self, config: TrainingConfig) -> int:
+        """The row of a config that was asked or is the baseline."""
+        row = self.pool.row_of(config)
+        assert row is not None
+        return row
+
+
+def run_beliefs(
+    runs: RealRuns, space: Space, seed: int = 0, extra: Sequence[TrainingConfig] = ()
+) -> RunBeliefs:
+    """What is believed of the configs of a space, the baseline and ``extra``.
+
+    Args:
+        runs: of the job.
+        space: configs that may be run.
+        seed: of the random part of a space that is too large to take whole.
+        extra: configs that belong to it whatever the space, such as those that were asked.
+    """
+    pool = runs.pool(space, seed, extra)
+    return RunBeliefs(
+        pool=pool,
+        before=runs.job.project(pool.table),
+        now=CalibratedJob(runs.job, runs.learned()).project(pool.table),
+        judged=runs.judged(pool, seed),
+    )
+
+
+def nearest_that_fits(beliefs: RunBeliefs, config: TrainingConfig, least: float) -> int | None:
+    """The row that changes fewest axes of ``config`` and fits with this probability.
+
+    Of several the fastest; None where nothing fits as surely.
+    """
+    table = ConfigTable.concat([ConfigTable.from_configs([config]), beliefs.pool.table])
+    changed = np.zeros(len(table) - 1, dtype=np.int64)
+    for column in table.columns().values():
+        changed += column[1:] != column[0]
+    open_rows = beliefs.judged.open_rows
+    fits = open_rows[beliefs.fit_probability[open_rows] >= least]
+    if not len(fits):
+        return None
+    near = fits[changed[fits] == changed[fits].min()]
+    return int(near[np.argmax(beliefs.now.tokens_per_s_per_gpu[near])])
