@@ -18,7 +18,7 @@ from typing import Any
 
 CONTEXT_TOKENS = 8192
 """What SmolLM2 was trained with (its model card)."""
-MOST_REPLY_TOKENS = 512
+MOST_REPLY_TOKENS = 384
 """It repeats itself long before."""
 
 
