@@ -20,6 +20,7 @@ from studies.accuracy import read_table
 from studies.calibration_bench import after_runs
 from surrogate.constants import read_constants
 from surrogate.features import classes, features
+from surrogate.kernels.analytic import analytic_kernels
 from surrogate.learned import Learned
 from surrogate.learning import RunLearner, has_throughput
 from surrogate.memory import counter_reading
@@ -100,6 +101,7 @@ def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str,
         result["ablations"] = {
             "physics_alone": error_metrics(measured, without_residual(table, predictors)),
             "residual_alone": error_metrics(measured, trees_alone(table, batches)),
+            "without_kernel_profiles": error_metrics(measured, without_profiles(table, labels)),
         }
     return result
 
@@ -151,6 +153,12 @@ def without_residual(table: RunTable, predictors: list[tuple[Column, Any]]) -> P
         bare = replace(predictor, residual=Residual.nothing())
         projected.fill(rows, bare.predict(table.take(rows)))
     return projected
+
+
+def without_profiles(table: RunTable, labels: Column) -> Projected:
+    """Everything learned again on kernels of one utilisation for all GPUs."""
+    with analytic_kernels():
+        return leave_out(table, labels, RunLearner(Intervals.gaussian()), BATCHES)[0]
 
 
 def trees_alone(table: RunTable, batches: list[Column]) -> Projected:

@@ -128,6 +128,7 @@ class StackColumns(Columns):
     flash_attention: Column
     expandable_segments: Column
     cuda_graphs: Column
+    full_iteration_graphs: Column
     optimizer_offload_fraction: Column
     weight_offload_fraction: Column
     runtime_gib: Column

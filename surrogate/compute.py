@@ -257,12 +257,15 @@ def _add_host(op: Operators, block: Block, is_moe: bool) -> None:
     The longer of both counts; where they are close they do not overlap perfectly (4-norm).
     """
     rates = op.rates
+    stack = op.cases.stack
     host = rates.host_layer + np.where(op.config.tp > 1, rates.host_tp, 0.0)
+    host = host * np.where(stack.cuda_graphs, rates.host_graphs, 1.0)
     if is_moe:
         sync_free = np.where(op.config.sync_free_stage >= 2, 0.5, 1.0)
         local = op.model.num_experts / op.config.ep
-        host = host + (rates.host_moe + rates.host_expert * local) * sync_free
-    host = host * np.where(op.cases.stack.cuda_graphs, rates.host_graphs, 1.0)
+        experts = (rates.host_moe + rates.host_expert * local) * sync_free
+        # Graphs of parts of a layer leave out experts, whose shapes change from batch to batch.
+        host = host + experts * np.where(stack.full_iteration_graphs, rates.host_graphs, 1.0)
     forward = block.forward.sum(axis=0)
     backward = block.input_gradient.sum(axis=0) + block.weight_gradient.sum(axis=0)
     block.forward[HOST] = _longer(forward, host) - forward

@@ -83,7 +83,8 @@ def features(cases: Cases) -> Floats:
         "fused_dispatch": WEAK * (config.moe_dispatcher >= int(MoeDispatcher.DEEPEP)),
         "drops_tokens": 1.2 * (capacity > 0),
         "capacity_factor": 0.4 * _log2(np.maximum(capacity, 1.0)),
-        "vpp": CLEAR * _log2(config.vpp),
+        # Interleaving is ordered by its bubble; little of what runs taught about it carries over.
+        "vpp": WEAK * _log2(config.vpp),
         "experts": WEAK * _log2(model.num_experts + 1),
         "fully_sharded": 1.25 * (config.sharding >= int(Sharding.ZERO3)),
         "cuda_graphs": 1.3 * cases.stack.cuda_graphs,

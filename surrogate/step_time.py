@@ -26,6 +26,7 @@ from surrogate.pipeline.stages import (
     recomputed_per_chunk,
     stage_columns,
 )
+from surrogate.states import stage_parameters
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import Group, group
@@ -49,10 +50,15 @@ LORA_TRAINED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class StepTime:
-    """Step times in s, shape (n,); ``breakdown`` by BREAKDOWN sums to them (None if not asked)."""
+    """Step times in s, shape (n,); ``breakdown`` by BREAKDOWN sums to them (None if not asked).
+
+    ``recomputed_s`` is what recomputation adds to them at least: what it hides of communication is
+    taken off, what it adds to the ramps of a pipeline is not counted.
+    """
 
     step_time_s: Column
     breakdown: dict[str, Column] | None
+    recomputed_s: Column
 
 
 @dataclass(frozen=True)
@@ -172,11 +178,12 @@ class _Step:
         cases, layers = rows.cases, rows.layers
         self.microbatches = cases.microbatches().astype(np.float64)
         self.forward = self._stage_time("forward", layers)
-        self.backward = self._stage_time("input_gradient", layers) + self._recomputed
+        self.backward = self._stage_time("input_gradient", layers) + self.again
         self.weight = self._stage_time("weight_gradient", layers)
         total = self.forward + self.backward + self.weight
         self.worst = total.argmax(axis=1)
         self.slowest = np.take_along_axis(total, self.worst[:, None], axis=1)[:, 0]
+        self.saved = self.slowest - (total - self.again).max(axis=1)
 
     def _stage_time(self, direction: str, layers: LayerTimes) -> Column:
         """Seconds of one microbatch on each candidate stage, shape (n, k)."""
@@ -187,9 +194,6 @@ class _Step:
 
         has_moe = rows.cases.model.num_experts > 0
         dense, moe, output = of(layers.dense), of(layers.moe), of(layers.output)
-        if direction == "input_gradient":
-            dense = dense + rows.total(layers.dense_again)[:, None]
-            moe = moe + rows.total(layers.moe_again)[:, None]
         time: Column = stages.dense_layers * dense + stages.moe_layers * moe
         time += stages.has_output * output + stages.has_embedding * of(layers.embedding)
         if np.any(rows.cases.model.mtp_layers > 0):
@@ -198,6 +202,18 @@ class _Step:
         if np.any(rows.cases.model.window_layers > 0):
             time -= stages.window_layers * of(layers.window_saving)
         return time
+
+    @cached_property
+    def again(self) -> Column:
+        """What recomputation repeats of the forward pass on each candidate stage, shape (n, k)."""
+        rows, stages = self.rows, self.rows.stages
+        dense = rows.total(rows.layers.dense_again)[:, None]
+        moe = rows.total(rows.layers.moe_again)[:, None]
+        again: Column = self._recomputed + stages.dense_layers * dense + stages.moe_layers * moe
+        if np.any(stages.mtp_layers > 0):
+            has_moe = np.reshape(rows.cases.model.num_experts > 0, (-1, 1))
+            again += stages.mtp_layers * np.where(has_moe, moe, dense)
+        return again
 
     @cached_property
     def _recomputed(self) -> Column:
@@ -212,17 +228,23 @@ class _Step:
     def result(self, breakdown: bool) -> StepTime:
         """The whole step."""
         pipeline = self.microbatches * self.slowest
+        exposed, hidden = self._data_parallel()
         extra = {
             "bubble": self._idle(),
             "pp": self._point_to_point(),
-            "dp": self._data_parallel(),
+            "dp": exposed,
             "optimizer": self._optimizer(),
             "constant": self._constant(),
         }
         step = pipeline + sum(extra.values())
-        if not breakdown:
-            return StepTime(step, None)
-        return StepTime(step, self._split(pipeline) | extra)
+        recomputed = np.maximum(self.microbatches * self.saved - hidden, 0.0)
+        parts = self._split(pipeline) | extra if breakdown else None
+        return StepTime(step, parts, recomputed)
+
+    def _of_worst(self, stages: Column) -> Column:
+        """The slowest stage's entry of columns of shape (n, k)."""
+        picked: Column = np.take_along_axis(stages, self.worst[:, None], axis=1)[:, 0]
+        return picked
 
     def _split(self, pipeline: Column) -> dict[str, Column]:
         """The time of the slowest stage by part."""
@@ -242,10 +264,8 @@ class _Step:
         parts = dense * both(layers.dense) + moe * both(layers.moe)
         parts = parts - picked["window_layers"] * both(layers.window_saving)
         parts = parts + mtp * both(layers.mtp_projection)
-        again = dense * rows.total(layers.dense_again) + moe * rows.total(layers.moe_again)
-        again += np.take_along_axis(self._recomputed, self.worst[:, None], axis=1)[:, 0]
         split = {name: self.microbatches * parts[i] for i, name in enumerate(PARTS)}
-        split["recompute"] = self.microbatches * again
+        split["recompute"] = self.microbatches * self._of_worst(self.again)
         split["output"] = pipeline - sum(split.values())
         return split
 
@@ -336,29 +356,12 @@ class _Step:
     @cached_property
     def _parameters(self) -> tuple[Column, Column]:
         """Dense and expert parameters of the largest candidate stage on one rank, shape (n,)."""
-        rows, stages = self.rows, self.rows.stages
-        model, config = rows.cases.model, rows.cases.config
-        tp = config.tp
+        held = stage_parameters(self.rows.cases, self.rows.stages)
+        return held.dense_side.max(axis=1), held.experts.max(axis=1)
 
-        def column(values: Column) -> Column:
-            return np.reshape(values, (-1, 1))
-
-        attention = model.attention_sharded / tp + model.attention_replicated + model.norm_params
-        mlp = model.dense_mlp_sharded / tp + model.dense_mlp_replicated
-        shared = model.shared_expert_sharded / tp + model.shared_expert_replicated
-        experts = model.num_experts * model.expert_params / (config.ep * config.etp)
-        vocab = model.vocab_size * model.hidden_size / tp
-        moe_layers = stages.moe_layers + np.where(
-            column(model.num_experts > 0), stages.mtp_layers, 0.0
-        )
-        dense = (stages.dense_layers + moe_layers) * column(attention)
-        dense += stages.dense_layers * column(mlp)
-        dense += moe_layers * column(shared + model.router_params)
-        dense += (stages.has_embedding + stages.has_output) * column(vocab)
-        return dense.max(axis=1), (moe_layers * column(experts)).max(axis=1)
-
-    def _data_parallel(self) -> Column:
-        """Exposed gradient reduction and parameter gathering."""
+    def _data_parallel(self) -> tuple[Column, Column]:
+        """Exposed gradient reduction and parameter gathering, and at most how much more of them
+        would be exposed if nothing were recomputed."""
         rows = self.rows
         cases, config, rates = rows.cases, rows.cases.config, rows.rates
         dense, experts = self._parameters
@@ -382,10 +385,10 @@ class _Step:
         gather = gathered(np.full(len(config), float(BYTES)) * trained)
         fully = config.sharding >= int(Sharding.ZERO3)
         once = self._once_a_step(reduce, np.where(sharded, gather, reduce))
-        every = self._every_microbatch(
-            gathered(np.full(len(config), float(BYTES))), reduce, rates.fsdp_hidden
-        )
+        whole = gathered(np.full(len(config), float(BYTES)))
+        every, hidden = self._every_microbatch(whole, reduce)
         exposed = np.where(fully, every, once)
+        hidden = np.where(fully, hidden, rates.dp_hidden * self._of_worst(self.again))
         if np.any(replicas > 1):
             # Replicas of the shards sum their parts of the gradient once a step.
             across = group(replicas, config.tp * dense_shards, domain)
@@ -393,7 +396,8 @@ class _Step:
             exposed = exposed + all_reduce_s(
                 shard * self._reduced_bytes() * trained, across, rows.network
             )
-        return np.where((dense_size > 1) | (expert_size > 1), exposed, 0.0)
+        several = (dense_size > 1) | (expert_size > 1)
+        return np.where(several, exposed, 0.0), np.where(several, hidden, 0.0)
 
     def _data_parallel_sizes(self) -> tuple[Column, Column]:
         """Ranks that hold the same dense and the same expert parameters."""
@@ -424,25 +428,30 @@ class _Step:
         overlapped &= ~np.isin(
             config.schedule, [int(s) for s in Schedule if s.splits_weight_gradient]
         )
-        picked = self.worst[:, None]
-        backward = np.take_along_axis(self.backward + self.weight, picked, axis=1)[:, 0]
-        forward = np.take_along_axis(self.forward, picked, axis=1)[:, 0]
+        backward = self._of_worst(self.backward + self.weight)
+        forward = self._of_worst(self.forward)
         rest = np.maximum(reduce - rates.dp_hidden * backward, rates.dp_exposed * reduce)
         rest += np.maximum(gather - rates.dp_hidden * forward, rates.dp_exposed * gather)
         return np.where(overlapped, rest, reduce + gather)
 
-    def _every_microbatch(self, gather: Column, reduce: Column, hidden: Column) -> Column:
-        """FSDP: gather before forward and backward, reduce after backward, of every microbatch."""
-        rates = self.rows.rates
-        picked = self.worst[:, None]
-        backward = np.take_along_axis(self.backward + self.weight, picked, axis=1)[:, 0]
-        forward = np.take_along_axis(self.forward, picked, axis=1)[:, 0]
-        first = gather - hidden * np.minimum(gather, forward)
-        second = gather + reduce
-        second = second - hidden * np.minimum(second, backward)
+    def _every_microbatch(self, gather: Column, reduce: Column) -> tuple[Column, Column]:
+        """FSDP: gather before forward and backward, reduce after backward, of every microbatch.
+
+        Returns what is exposed, and how much more of it would be if nothing were recomputed.
+        """
+        rates, config = self.rows.rates, self.rows.cases.config
+        share = np.where((config.overlap & int(Overlap.DP)) > 0, rates.fsdp_hidden, 0.0)
+        backward = self._of_worst(self.backward + self.weight)
+        forward = self._of_worst(self.forward)
+        first = gather - share * np.minimum(gather, forward)
+        behind = gather + reduce
+        second = behind - share * np.minimum(behind, backward)
         least = rates.fsdp_exposed * np.minimum(2 * gather + reduce, forward + backward)
         exposed: Column = self.microbatches * np.maximum(first + second, least)
-        return exposed
+        bare = backward - self._of_worst(self.again)
+        cover = share * (np.minimum(behind, backward) - np.minimum(behind, bare))
+        hidden: Column = self.microbatches * cover
+        return exposed, hidden
 
     def _optimizer(self) -> Column:
         """Adam streams gradients and states through HBM, or over PCIe where they are offloaded."""

@@ -10,7 +10,10 @@ from specs.choices import Precision
 from specs.errors import InputError
 from specs.gpu import Gpu
 from surrogate.cases import Cases, Column
+from surrogate.kernels.analytic import VALUES, without_profiles
 from surrogate.kernels.constants import kernel_constants
+from surrogate.kernels.laws import LAWS
+from surrogate.kernels.sheets import sheet_of
 from surrogate.kernels.utilisation import AttentionConstants, GemmConstants, stack_constants
 
 KERNEL_FORMATS = {
@@ -42,23 +45,29 @@ def gemm_constants(cases: Cases, precision: Column) -> GemmConstants:
     tables = []
     for each in used.tolist():
         gpu = cases.gpus[each // len(Precision)]
-        tables.append(_of_gpu(gpu.model_dump_json(), each % len(Precision)))
+        tables.append(_of_gpu(gpu.model_dump_json(), each % len(Precision), without_profiles()))
     return stack_constants(tables, np.searchsorted(used, code))
 
 
 def attention_constants(cases: Cases) -> AttentionConstants:
     """Constants of 16-bit attention of every row, fields of shape () or (n,)."""
-    tables = [_attention_of_gpu(gpu.model_dump_json()) for gpu in cases.gpus]
+    tables = [_attention_of_gpu(gpu.model_dump_json(), without_profiles()) for gpu in cases.gpus]
     return stack_constants(tables, np.asarray(cases.cluster.gpu))
 
 
 @lru_cache(maxsize=256)
-def _attention_of_gpu(gpu_json: str) -> AttentionConstants:
-    return kernel_constants(Gpu.model_validate_json(gpu_json)).attention["bf16"]
+def _attention_of_gpu(gpu_json: str, analytic: bool) -> AttentionConstants:
+    gpu = Gpu.model_validate_json(gpu_json)
+    if analytic:
+        built: AttentionConstants = LAWS["attention"].build(
+            sheet_of(gpu), "bf16", VALUES["attention"]
+        )
+        return built
+    return kernel_constants(gpu).attention["bf16"]
 
 
 @lru_cache(maxsize=256)
-def _of_gpu(gpu_json: str, precision: int) -> GemmConstants:
+def _of_gpu(gpu_json: str, precision: int, analytic: bool) -> GemmConstants:
     gpu = Gpu.model_validate_json(gpu_json)
     label = Precision.labels()[precision]
     table = kernel_constants(gpu).gemm
@@ -68,4 +77,7 @@ def _of_gpu(gpu_json: str, precision: int) -> GemmConstants:
             f"{gpu.name} does not multiply in {label}; set precision to one of "
             f"{', '.join(gpu.precisions)}."
         )
+    if analytic:
+        built: GemmConstants = LAWS["gemm"].build(sheet_of(gpu), kernel_format, VALUES["gemm"])
+        return built
     return table[kernel_format]

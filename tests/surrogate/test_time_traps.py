@@ -16,6 +16,8 @@ from specs.choices import (
 )
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.stack import Stack
+from surrogate.kernels.analytic import analytic_kernels
 from tests.surrogate.time_cases import part, seconds, study, with_cluster
 
 BASE = TrainingConfig(pp=4, ep=8, overlap=Overlap.DP)
@@ -124,6 +126,35 @@ def test_small_microbatches_wait_for_the_host() -> None:
         TrainingConfig(ep=8), model="qwen3-30b-a3b", gpu="B200", num_gpus=8, seq_len=1024, gbs=64
     )
     assert part(tiny, "host")[0] > 0.2 * seconds(tiny)[0]
+
+
+def test_graphs_of_parts_of_a_layer_leave_experts_to_the_host() -> None:
+    tiny = TrainingConfig(ep=8)
+
+    def host(stack: Stack) -> float:
+        cases = study(
+            tiny, model="qwen3-30b-a3b", gpu="B200", num_gpus=8, seq_len=1024, gbs=64, stack=stack
+        )
+        return float(part(cases, "host")[0])
+
+    none, parts = host(Stack()), host(Stack(cuda_graphs=True))
+    whole = host(Stack(cuda_graphs=True, full_iteration_graphs=True))
+    assert none > parts > 1.2 * whole
+
+
+def test_without_kernel_profiles_gpus_of_equal_peaks_are_equal() -> None:
+    config = TrainingConfig(tp=8, sequence_parallel=True)
+
+    def gemm(gpu: str) -> float:
+        cases = study(config, model="llama3.1-70b", gpu=gpu, num_gpus=8, gbs=64)
+        return float(part(cases, "gemm")[0])
+
+    profiled = gemm("MI300X") / gemm("MI325X")
+    with analytic_kernels():
+        alike = gemm("MI300X") / gemm("MI325X")
+    assert profiled > 1.1, "MI300X throttles its clock more than MI325X"
+    assert alike == pytest.approx(1.0, rel=0.05)
+    assert gemm("MI300X") / gemm("MI325X") == pytest.approx(profiled)
 
 
 def test_busiest_expert_rank_sets_the_pace() -> None:
