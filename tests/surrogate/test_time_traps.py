@@ -128,6 +128,19 @@ def test_small_microbatches_wait_for_the_host() -> None:
     assert part(tiny, "host")[0] > 0.2 * seconds(tiny)[0]
 
 
+@pytest.mark.parametrize("flag", [Overlap.DP, Overlap.TP, Overlap.EP])
+@pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.FSDP])
+def test_overlapping_communication_is_never_slower(flag: Overlap, sharding: Sharding) -> None:
+    plain = TrainingConfig(ep=8, overlap=Overlap.NONE, sharding=sharding)
+    configs = [plain.changed(tp=tp, etp=1, sequence_parallel=tp > 1, mbs=8 // tp) for tp in (1, 8)]
+    if sharding is Sharding.ZERO1:
+        configs += [plain.changed(pp=4), plain.changed(pp=4, schedule=Schedule.ZB_H1)]
+    alone = seconds(study(*configs))
+    overlapped = seconds(study(*[config.changed(overlap=flag) for config in configs]))
+    assert np.all(overlapped <= alone * (1 + 1e-9))
+    assert np.any(overlapped < 0.999 * alone)
+
+
 def test_graphs_of_parts_of_a_layer_leave_experts_to_the_host() -> None:
     tiny = TrainingConfig(ep=8)
 
