@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
 from specs.files import atomic_text
 
+LONGEST_NAME = 80
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -30,9 +33,33 @@ def checked_name(name: str, what: str = "study name") -> str:
 
 
 def name_from(text: str) -> str:
-    """A safe name made from free text: every run of other characters becomes one ``_``."""
-    name = re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.-")[:80]
+    """A safe name made from free text: accents are dropped, every other character becomes a ``_``.
+
+    Text of which letters are lost (another script, or too long) gets a hash, so that two such names
+    stay apart.
+    """
+    plain = unicodedata.normalize("NFKD", text)
+    kept = "".join(c if c.isascii() else "_" for c in plain if not unicodedata.combining(c))
+    name = re.sub(r"[^A-Za-z0-9.-]+", "_", kept).strip("_.-")
+    lost = any(c.isalnum() and not c.isascii() for c in plain) or len(name) > LONGEST_NAME
+    if lost:
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        name = f"{name[: LONGEST_NAME - 9]}-{digest}".lstrip("_.-")
     return checked_name(name or "study")
+
+
+def study_folder(out: Path, name: str) -> Path:
+    """The folder ``out/name`` of a study. Creates nothing.
+
+    Raises:
+        InputError: the name is not safe, or a link leads out of ``out``.
+    """
+    folder = out / checked_name(name)
+    if folder.is_symlink() and not folder.resolve().is_relative_to(out.resolve()):
+        raise InputError(
+            f"{folder} is a link that leads out of {out}; remove it or choose another --out."
+        )
+    return folder
 
 
 def checked_folder(path: Path, what: str = "--out") -> Path:

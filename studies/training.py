@@ -19,7 +19,7 @@ from specs.config import AXES, ConfigTable, TrainingConfig
 from specs.errors import InfeasibleError, InputError
 from specs.legality import why_illegal
 from studies.driving import Crew, Driver
-from studies.files import checked_folder, name_from
+from studies.files import checked_folder, name_from, study_folder
 from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.llm import LlmOptions, StudyAdvisor, consultant_of, notes_on
@@ -112,6 +112,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     seed = settings.seed if options.seed is None else options.seed
     name = name_from(job.experiment.name)
     checked_folder(options.out)
+    study_folder(options.out, name)
     address = storage_address(options.storage, options.out / "foretune.db")
     space = Space.of(job.experiment, job.cluster, full=True)
     ranking = rank_space(job, space, progress)

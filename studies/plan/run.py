@@ -16,7 +16,13 @@ from typing import Any
 
 from specs.errors import InfeasibleError, InputError
 from specs.formats.plan import Plan
-from studies.files import checked_folder, name_from, to_json, write_atomically
+from studies.files import (
+    checked_folder,
+    name_from,
+    study_folder,
+    to_json,
+    write_atomically,
+)
 from studies.plan.costs import Cost, Smallest, cost, power_source, price_of, smallest
 from studies.plan.pair import Pair, PairResult, evaluate
 from studies.training import Progress, silent
@@ -88,7 +94,7 @@ def run_plan(
         InfeasibleError: no config runs on any pair; says what is nearest.
     """
     checked_folder(out)
-    folder = out / name_from(plan.name)
+    folder = study_folder(out, name_from(plan.name))
     form = plan.settings.space == "full" if full is None else full
     pairs = [Pair(w, c, form) for w in plan.workloads for c in plan.clusters]
     store = _Store(folder / "pairs")
