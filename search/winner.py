@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
-from surrogate.memory import memory, memory_log_sd
+from surrogate.memory import memory_log_sd
 from surrogate.uncertainty import best_probability, shrunk_winner
 
 Column = NDArray[Any]
@@ -48,8 +48,9 @@ def contest(cases: Cases, seed: int = 0, learned: Learned | None = None) -> Cont
 
     ``learned`` is what is believed of them; None: what the package learned from public runs.
     """
-    log_speed = (learned or shipped()).joint_draws(cases, DRAWS, seed)
-    held = memory(cases).device_gib
+    learned = learned or shipped()
+    log_speed = learned.joint_draws(cases, DRAWS, seed)
+    held = learned.peaks().memory(cases).device_gib
     error = memory_log_sd(cases) * np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
     fits = held * np.exp(error) <= cases.cluster.hbm_gib
     return Contest(best_probability(log_speed, fits), log_speed, fits)

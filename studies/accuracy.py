@@ -13,7 +13,8 @@ from specs import catalog
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.learned import Learned
-from surrogate.memory import counter_reading, fit_probability, memory, memory_log_sd
+from surrogate.memory import fit_probability, memory_log_sd
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.run_cases import cases_of
 from surrogate.uncertainty import GAUSSIAN_90
 from surrogate.validation import (
@@ -73,7 +74,7 @@ def validation_json(
         throughput["zero_shot"] = zero_shot
     return {
         "throughput": throughput,
-        "memory": memory_json(table),
+        "memory": memory_json(table, learned.peaks()),
         "groups": ranking_metrics(timed, timed.tokens_per_s_per_gpu, projected.value),
         "defaults": dict(table.defaults),
     }
@@ -82,44 +83,45 @@ def validation_json(
 _METRICS = ("n", "mape", "median_ape", "p90_ape", "bias", "coverage90", "half_width90")
 
 
-def memory_json(table: RunTable) -> dict[str, Any]:
-    """Errors of peak memory in the reading of each row's counter; OOM rows apart.
+def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
+    """Errors of peak memory, projected with ``known`` peaks, in the reading of each row's counter;
+    OOM rows apart.
 
     ``stated`` are the rows whose recompute is stated.
     """
     held = np.flatnonzero(np.isfinite(table.peak_memory_gib) & ~table.out_of_memory)
     peaks = table.take(held)
-    projected = memory_projected(peaks)
+    projected = memory_projected(peaks, known)
     truth = peaks.peak_memory_gib
     stated = np.flatnonzero(~peaks.recompute_unknown)
     reasons = np.where(table.out_of_memory, "ran out of memory", "no peak memory is stated")
     return {
         **sliced_metrics(peaks, truth, projected, memory=True),
         "stated": error_metrics(truth[stated], projected.take(stated)),
-        "out_of_memory": _out_of_memory(table),
+        "out_of_memory": _out_of_memory(table, known),
         "skipped": _skipped(table, held, reasons),
     }
 
 
-def memory_projected(table: RunTable) -> Projected:
+def memory_projected(table: RunTable, known: MemoryFacts) -> Projected:
     """Peak memory in GiB in the reading of each row's counter, with its 90% interval."""
     if not len(table):
         return Projected.empty(0)
     cases = cases_of(table)
-    peak = counter_reading(cases, np.where(table.memory_counter == "", "device",
-                                           table.memory_counter))  # fmt: skip
+    counters = np.where(table.memory_counter == "", "device", table.memory_counter)
+    peak = known.reading(cases, counters)
     half = GAUSSIAN_90 * np.broadcast_to(memory_log_sd(cases), (len(table),))
     return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
 
 
-def _out_of_memory(table: RunTable) -> dict[str, Any]:
+def _out_of_memory(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
     """OOM rows and how many of them would have been called fitting."""
     failed = table.take(np.flatnonzero(table.out_of_memory))
     if not len(failed):
         return {"n": 0, "called_fitting": 0, "run_ids": []}
     cases = cases_of(failed)
     probability = fit_probability(
-        memory(cases).device_gib, cases.cluster.hbm_gib, memory_log_sd(cases)
+        known.memory(cases).device_gib, cases.cluster.hbm_gib, memory_log_sd(cases)
     )
     fits = np.flatnonzero(probability >= 0.5)
     return {

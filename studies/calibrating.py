@@ -15,6 +15,7 @@ from specs.errors import InputError
 from specs.runs import RunTable
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
 from surrogate.learned import Learned, shipped
+from surrogate.memory_calibration import MemoryFacts
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +63,7 @@ def merge(paths: Sequence[Path], fit_date: str) -> tuple[Calibration, dict[str, 
     calibration = Calibration.nothing()
     for path in paths:
         calibration = calibration.merged(_current(path))
-    if not len(calibration):
+    if not len(calibration) and not len(calibration.peaks):
         raise InputError("there is no run to calibrate with: the calibrations are empty.")
     report = report_of(calibration)
     about = {"merged_from": _sources(paths), "fit_date": fit_date, **_before_after(report)}
@@ -84,20 +85,23 @@ def calibrate(
         InputError: no run has a throughput to learn from, or one that is possible.
     """
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
-    if not len(used):
+    peaks = shipped().with_peaks(table).calibration
+    if not len(used) and not len(peaks.peaks):
         raise InputError(
-            f"{source} has no run to calibrate with: tokens_per_s_per_gpu or step_time_s, and the "
-            "config, must be stated."
+            f"{source} has no run to calibrate with: tokens_per_s_per_gpu, step_time_s or a peak "
+            "of memory, and the config, must be stated."
         )
     calibration = shipped().calibrated(used).calibration
     impossible = np.abs(calibration.errors) > LARGEST_LOG_ERROR
     skipped = [refusal._asdict() for refusal in table.refused]
     skipped += [_impossible(used, calibration, int(row)) for row in np.flatnonzero(impossible)]
-    if impossible.all():
+    if impossible.all() and not len(peaks.peaks):
         raise InputError(f"{source} has no run to calibrate with: {skipped[-1]['reason']}.")
     if impossible.any():
         used = used.take(np.flatnonzero(~impossible))
         calibration = shipped().calibrated(used).calibration
+    calibration = calibration.merged(peaks)
+    skipped += _impossible_peaks(table, peaks.peaks)
     if known:
         calibration = merge(known, fit_date)[0].merged(calibration)
     report = report_of(calibration)
@@ -109,6 +113,21 @@ def calibrate(
         **_before_after(report),
     }
     return replace(calibration, about=about), {**report, "skipped": skipped}
+
+
+def _impossible_peaks(table: RunTable, learned: MemoryFacts) -> list[dict[str, Any]]:
+    """Runs whose peak is not that of their config."""
+    told = np.isfinite(table.peak_memory_gib) & ~table.out_of_memory & ~table.recompute_unknown
+    return [
+        {
+            "row": int(table.row[row]),
+            "run_id": str(table.run_id[row]),
+            "reason": f"a peak of {table.peak_memory_gib[row]:.3g} GiB is not that of its config; "
+            "check the unit and the counter",
+        }
+        for row in np.flatnonzero(told)
+        if str(table.run_id[row]) not in learned.run_ids
+    ]
 
 
 def _hash(path: Path) -> str:
@@ -137,6 +156,10 @@ def _impossible(used: RunTable, calibration: Calibration, row: int) -> dict[str,
 
 def report_of(calibration: Calibration) -> dict[str, Any]:
     """Before, after (each run judged by the others), what moved and which runs disagree."""
+    if not len(calibration):
+        empty: dict[str, Any] = {"keys": [], "moved": [], "disagree": []}
+        memory = _memory_report(calibration.peaks)
+        return {"runs": 0, "before": None, "after": None, **empty, "memory": memory}
     left, sd = calibration.leave_one_out()
     score, scale = left / sd, calibration.key_scale()
     keys = np.array(
@@ -175,6 +198,26 @@ def report_of(calibration: Calibration) -> dict[str, Any]:
             for row in order
             if abs(score[row]) >= DISAGREES_FROM
         ],
+        "memory": _memory_report(calibration.peaks),
+    }
+
+
+def _memory_report(peaks: MemoryFacts) -> dict[str, Any]:
+    """Errors of peak memory before and after (each peak judged by the others of its stack), and
+    the constants that moved."""
+    if not len(peaks):
+        return {"peaks": 0, "before": None, "after": None, "moved": []}
+    moved = [
+        {"framework": framework, "constants": group, "factor": factor}
+        for framework in dict.fromkeys(peaks.frameworks)
+        for group, factor in peaks.factors(framework).items()
+        if abs(factor - 1.0) >= NOTEWORTHY
+    ]
+    return {
+        "peaks": len(peaks),
+        "before": _errors(peaks.errors),
+        "after": _errors(peaks.leave_one_out()),
+        "moved": moved,
     }
 
 

@@ -11,7 +11,6 @@ from specs.legality import legal_mask, why_illegal
 from specs.legality_scope import Mask
 from surrogate.cases import Cases, Column
 from surrogate.learned import Learned, shipped
-from surrogate.memory import memory
 from surrogate.projection import Projections, project, throughput
 
 
@@ -58,7 +57,7 @@ class Job:
 
     def device_gib(self, table: ConfigTable) -> Column:
         """Peak memory of every row, without its throughput."""
-        return memory(self.cases(table)).device_gib
+        return self.belief.peaks().memory(self.cases(table)).device_gib
 
     def project(self, table: ConfigTable) -> Projections:
         """Memory and throughput of every row of ``table``."""

@@ -92,7 +92,8 @@ def learned_fingerprint(job: Job) -> str:
         return ""
     runs = job.learned.calibration
     constants = sorted(job.learned.constants.log_values.items())
-    facts = (constants, runs.run_ids, runs.errors.tolist())
+    peaks = runs.peaks.errors.tolist()
+    facts = (constants, runs.run_ids, runs.errors.tolist(), runs.peaks.run_ids, peaks)
     return "-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 

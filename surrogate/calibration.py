@@ -40,6 +40,7 @@ from surrogate.calibration_prior import (
 from surrogate.cases import Cases, Column
 from surrogate.constants import write_json
 from surrogate.features import CONFIG_AXES, FEATURES, features
+from surrogate.memory_calibration import MemoryFacts, Peak
 from surrogate.pipeline.stages import distinct_rows
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import BELIEFS
@@ -103,7 +104,7 @@ class Offset:
         """Rows that share ``shared``, shape (n, r), of their ``prior`` variance with r facts."""
         explained = np.einsum("ij,ij->i", shared @ found.inverse, shared)
         left = np.maximum(prior - explained, 1e-12)
-        calibrated = same_key.any(axis=1)
+        calibrated = np.asarray(same_key.any(axis=1))
         scale = np.where(calibrated, found.scale[same_key.argmax(axis=1)], 1.0)
         return cls(mean, np.sqrt(left), left / prior, scale, calibrated, measured)
 
@@ -166,7 +167,8 @@ class Calibration:
     ``slopes`` are derivatives of log tokens/s by the log of each constant of ``BELIEFS``, shape
     (r, c); ``errors`` log(measured / projected), shape (r,); ``scatter`` the sd of each run around
     what runs like it have in common. ``bias`` is the prior mean of errors, ``projections`` a hash
-    of what the errors were measured against, empty without runs.
+    of what the errors were measured against, empty without runs. ``peaks`` are measured peaks of
+    memory.
     """
 
     points: Floats
@@ -178,6 +180,7 @@ class Calibration:
     bias: float = 0.0
     bias_sd: float = 0.0
     projections: str = ""
+    peaks: MemoryFacts = field(default_factory=MemoryFacts.nothing)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -230,7 +233,7 @@ class Calibration:
         Raises:
             InputError: they were measured against other projections.
         """
-        if len(self) and len(other) and self.projections != other.projections:
+        if self.projections and other.projections and self.projections != other.projections:
             raise InputError(
                 "the calibrations were learned on projections of two versions; calibrate again "
                 "from the runs."
@@ -250,6 +253,7 @@ class Calibration:
             scatter=joined("scatter"),
             run_ids=(*kept, *other.run_ids),
             projections=other.projections or self.projections,
+            peaks=self.peaks.merged(other.peaks),
         )
 
     @cached_property
@@ -320,7 +324,7 @@ class Calibration:
             prior=prior,
             shared=shared,
             same_key=np.broadcast_to(same, shared.shape),
-            measured=near.any(axis=1),
+            measured=np.asarray(near.any(axis=1)),
         )
 
     def leave_one_out(self) -> tuple[Floats, Floats]:
@@ -381,6 +385,7 @@ class Calibration:
                 }
                 for i in range(len(self))
             ],
+            "peaks": self.peaks.as_json(),
         }
 
 
@@ -460,6 +465,7 @@ class _File(BaseModel):
     features: list[str]
     constants: list[str]
     runs: list[_Run]
+    peaks: list[Peak]
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -494,6 +500,7 @@ def read_calibration(path: Path) -> Calibration:
         bias=file.bias,
         bias_sd=file.bias_sd,
         projections=file.projections,
+        peaks=MemoryFacts.from_json(file.peaks),
         about=dict(file.model_extra or {}),
     )
 

@@ -156,7 +156,7 @@ def shared_covariance(labels: Labels, distance: Floats, facts: Facts, common: fl
 
 def _difference(name: str, labels: Column, others: Column) -> Floats:
     """How different two labels are, 0 to 1, shape (k, r)."""
-    different = (labels[:, None] != others[None, :]).astype(np.float64)
+    different: Floats = (labels[:, None] != others[None, :]).astype(np.float64)
     if name == "release":
         months = np.abs(_months(labels)[:, None] - _months(others)[None, :])
         apart = 1.0 - np.exp(-months / RELEASE_MONTHS)

@@ -23,7 +23,8 @@ from specs.runs import RunTable
 from surrogate.calibration import Calibration, Offset, Rehearsal
 from surrogate.calibration_prior import alike, labels_of
 from surrogate.cases import Cases, Column
-from surrogate.constants import ConstantFile, write_json
+from surrogate.constants import ConstantFile, shipped_constants, write_json
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.projection import Corrected, project
 from surrogate.residual import DENSE_NOISE_SD, Prediction, Residual, signal_sd
 from surrogate.run_cases import cases_of
@@ -137,11 +138,33 @@ class Learned:
         )
         return replace(self, calibration=calibration)
 
+    def with_peaks(self, runs: RunTable) -> Learned:
+        """The same after the measured peaks of memory of these runs.
+
+        Runs that state no peak or no recomputation say nothing, and peaks that were read where a
+        run went out of memory are those of its beginning.
+        """
+        stated = np.isfinite(runs.peak_memory_gib) & ~runs.out_of_memory & ~runs.recompute_unknown
+        known = runs.take(stated)
+        if not len(known):
+            return self
+        peaks = MemoryFacts.of(
+            cases_of(known), known.memory_counter, known.peak_memory_gib, known.run_id
+        )
+        both = self.calibration.peaks.merged(peaks)
+        calibration = replace(self.calibration, peaks=both, projections=self.projections)
+        return replace(self, calibration=calibration)
+
+    def peaks(self) -> MemoryFacts:
+        """What measured peaks say of memory."""
+        return self.calibration.peaks
+
     @property
     def projections(self) -> str:
         """A hash of what is projected without calibration, to which errors of runs belong."""
         constants = sorted(self.constants.log_values.items())
-        facts = (constants, self.residual.errors.tolist())
+        memory = sorted(shipped_constants("memory_constants").values().items())
+        facts = (constants, self.residual.errors.tolist(), memory)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def _errors(self, cases: Cases, runs: RunTable) -> Floats:

@@ -10,7 +10,8 @@ import numpy as np
 from specs.choices import Precision
 from specs.run_rows import model_flops_per_token
 from surrogate.cases import Cases, Column
-from surrogate.memory import fit_probability, memory, memory_by_stage, memory_log_sd
+from surrogate.memory import fit_probability, memory_by_stage, memory_log_sd
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.step_time import LayerTable, StepTime, shared_layers, step_time
 from surrogate.time_constants import TimeConstants
 
@@ -41,6 +42,10 @@ class Correction(Protocol):
 
     def settled(self, cases: Cases, constants: TimeConstants) -> tuple[TimeConstants, Correction]:
         """What to project these rows with: constants that hold for all of them moved for good."""
+        ...
+
+    def peaks(self) -> MemoryFacts:
+        """Measured peaks that correct the constants of memory."""
         ...
 
     def factor(self, cases: Cases, step: StepTime) -> Column:
@@ -74,6 +79,10 @@ class PhysicsOnly:
         """The constants as they are."""
         del cases
         return constants, self
+
+    def peaks(self) -> MemoryFacts:
+        """None."""
+        return MemoryFacts.nothing()
 
     def factor(self, cases: Cases, step: StepTime) -> Column:
         """Ones."""
@@ -163,7 +172,7 @@ def _chunk(
     """Projections of one chunk."""
     step = step_time(cases, constants, layers=layers)
     learned = correction.corrected(cases, step)
-    held = memory(cases)
+    held = correction.peaks().memory(cases)
     tokens_per_step = cases.workload.seq_len * cases.workload.global_batch_size
     speed = tokens_per_step / cases.cluster.num_gpus / step.step_time_s * learned.factor
     return Projections(
@@ -193,14 +202,15 @@ def projection_json(
     projected = _chunk(one, constants, correction)
     return {
         "config": one.config.config(0).as_labels(),
-        "memory": _memory_json(one, projected),
+        "memory": _memory_json(one, projected, correction.peaks()),
         "throughput": _throughput_json(one, projected, constants),
     }
 
 
-def _memory_json(one: Cases, projected: Projections) -> dict[str, Any]:
+def _memory_json(one: Cases, projected: Projections, peaks: MemoryFacts) -> dict[str, Any]:
     """Peak, fit and the components of every stage."""
-    stages = memory_by_stage(one)
+    stack = one.stacks[int(np.ravel(one.stack_index)[0])]
+    stages = memory_by_stage(one, peaks.constants(stack.framework_name))
     names = [
         f.name for f in fields(stages) if f.name not in ("allocated_gib", "reserved_gib", "valid")
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,14 +55,19 @@ def calibrate_command(
         output.say(f"written to {out}")
 
 
+def _before_after(words: str, report: Mapping[str, Any]) -> str:
+    """Errors before and after in one sentence."""
+    before, after = report["before"], report["after"]
+    return (
+        f"{words} off by {before['mape']:.1%} on average (bias {before['bias']:+.1%}); after, each "
+        f"judged by the others alone, by {after['mape']:.1%} (bias {after['bias']:+.1%})"
+    )
+
+
 def show_report(output: Output, report: dict[str, Any]) -> None:
     """Prints before, after, what moved and which runs disagree."""
-    before, after = report["before"], report["after"]
-    output.say(
-        f"{report['runs']} runs: before, projections are off by {before['mape']:.1%} on average "
-        f"(bias {before['bias']:+.1%}); after, each run judged by the others alone, by "
-        f"{after['mape']:.1%} (bias {after['bias']:+.1%})"
-    )
+    if report["runs"]:
+        output.say(_before_after(f"{report['runs']} runs: before, projections are", report))
     if report["skipped"]:
         output.say(f"{len(report['skipped'])} rows cannot be used, for example:")
         output.say(*(f"  {e['run_id']}: {e['reason']}" for e in report["skipped"][:5]))
@@ -75,6 +81,18 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
             for k in sorted(report["keys"], key=lambda k: -k["runs"])[:TOLD]
         ],
     )  # fmt: skip
+    memory = report["memory"]
+    if memory["peaks"]:
+        output.say(_before_after(f"{memory['peaks']} peaks of memory: before, they are", memory))
+    if memory["moved"]:
+        output.table(
+            "constants of memory that moved",
+            ("constants", "framework", "factor"),
+            [
+                (m["constants"], m["framework"], f"{m['factor']:.3f}")
+                for m in sorted(memory["moved"], key=lambda m: -abs(m["factor"] - 1))[:TOLD]
+            ],
+        )
     torn = [k["key"] for k in report["keys"] if k["scatter"] >= TORN]
     if torn:
         output.say(
