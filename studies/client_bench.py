@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def _client(address: StorageAddress, name: str, start: Any, answers: Any) -> Non
         claim_s.append(time.monotonic() - began)
         outcome = Evaluation(float(task.number), -1.0, 1.0, {"trust": "none"}, 0.0)
         began = time.monotonic()
-        patiently(lambda t=task, o=outcome: queue.finish(t, o, worker), PATIENCE_S, heard)
+        patiently(partial(queue.finish, task, outcome, worker), PATIENCE_S, heard)
         tell_s.append(time.monotonic() - began)
         told.append(task.number)
         queue.disconnect()

@@ -25,7 +25,7 @@ from studies.files import (
 )
 from studies.plan.costs import Cost, Smallest, cost, power_source, price_of, smallest
 from studies.plan.pair import Pair, PairResult, evaluate
-from studies.training import Progress, silent
+from studies.progress import Progress, silent
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
