@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from specs import catalog
 from specs.config import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
+PRIMUS = ROOT.parent / "shared" / "primus"
 COLLECTED = ROOT / "tests" / "collectors" / "samples"
 
 HF = (
@@ -77,10 +79,11 @@ TORCHTITAN = {
 
 
 def studies() -> list[bytes]:
-    """The shipped studies."""
+    """The shipped studies, with what they extend."""
+    from specs.formats.yaml_files import read_chain
     from studies.inputs import shipped_studies
 
-    return [path.read_bytes() for path in shipped_studies().values()]
+    return [yaml.safe_dump(read_chain(path)).encode() for path in shipped_studies().values()]
 
 
 def plans() -> list[bytes]:
@@ -91,14 +94,17 @@ def plans() -> list[bytes]:
 
 
 def primus() -> list[bytes]:
-    """Primus experiments: those that we would export, and one of torchtitan."""
+    """Primus experiments: those that we would export, and one of torchtitan with a checkout."""
     from specs.formats.primus.writer import write_experiment
     from studies.inputs import resolve
 
     job = resolve("mixtral_8x22b_mi355x")
     configs = (job.baseline, job.baseline.changed(tp=2, mbs=1))
     written = [write_experiment(job.experiment, config) for config in configs]
-    return [yaml.safe_dump(content).encode() for content in (*written, TORCHTITAN)]
+    if PRIMUS.is_dir():
+        os.environ["PRIMUS_PATH"] = str(PRIMUS)
+        written.append(TORCHTITAN)
+    return [yaml.safe_dump(content).encode() for content in written]
 
 
 def models_json() -> list[bytes]:
@@ -140,19 +146,14 @@ def runs() -> list[bytes]:
 
 
 def logs() -> list[bytes]:
-    """Logs of every format, shortened."""
-    return [_short(path, 60) for path in sorted(COLLECTED.glob("*.log"))]
+    """Logs of every format."""
+    return [path.read_bytes() for path in sorted(COLLECTED.glob("*.log"))]
 
 
 def smi_tables() -> list[bytes]:
     """Memory tables of nvidia-smi and rocm-smi."""
     names = ("nvidia_smi.txt", "nvidia_smi_query.csv", "rocm_smi_meminfo.txt")
-    return [_short(COLLECTED / name, 60) for name in names]
-
-
-def _short(path: Path, lines: int) -> bytes:
-    kept = path.read_bytes().split(b"\n")
-    return b"\n".join(kept if len(kept) <= lines else kept[: lines // 2] + kept[-lines // 2 :])
+    return [(COLLECTED / name).read_bytes() for name in names]
 
 
 def traces() -> list[bytes]:
