@@ -32,7 +32,8 @@ GROUPS: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "outside the allocator": (0.3, ("context_gib", "communicator_gib", "allocated_base_gib")),
 }
 """Constants that move together, and the sd of their logarithm between stacks of one framework:
-that of the priors. Half or twice as wide corrects peaks of other runs of a Fold equally well."""
+that of the priors. Twice as wide corrects other runs of a Fold equally well, half as wide less after
+one peak."""
 PEAK_SD = 0.03
 """Scatter of log peaks around right constants: rounding, unstated settings."""
 STUDENT_DEGREES = 4.0
