@@ -54,6 +54,11 @@ def project(candidates: Sequence[dict[str, Any]]) -> Belief:
     return Belief(values, np.array([peak_gib(c) for c in candidates]))
 
 
+def doubtful(candidates: Sequence[dict[str, Any]]) -> Belief:
+    believed = project(candidates)
+    return Belief(believed.values, believed.memory_gib, None, 0.1)
+
+
 def the_pool() -> Pool:
     return pool_of(SPACE, legal(), project, capacity_gib=100.0)
 
@@ -271,3 +276,23 @@ def test_pools_refuse_what_cannot_be_sampled() -> None:
         enumerated(SPACE, lambda _: False)
     with pytest.raises(InputError, match="either"):
         PoolSampler(the_pool(), legal=lambda _: True)
+
+
+def test_the_first_proposal_is_the_best_as_projected_of_those_that_fit() -> None:
+    pool = pool_of(SPACE, legal(), doubtful, capacity_gib=100.0)
+    study = optuna.create_study(direction="maximize", sampler=PoolSampler(pool))
+    trial = study.ask(pool.space)
+    fitting = [candidate for candidate in legal() if peak_gib(candidate) <= 100.0]
+    assert speed(trial.params) == max(map(speed, fitting))
+
+
+def test_unseen_memory_is_as_unsure_as_the_projection_says() -> None:
+    from scipy.stats import norm
+
+    pool = pool_of(SPACE, legal(), doubtful, capacity_gib=100.0)
+    sampler = PoolSampler(pool)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    assert pool.belief is not None
+    assert pool.belief.memory_gib is not None
+    expected = norm.cdf(np.log(100.0 / pool.belief.memory_gib) / 0.1)
+    assert sampler.judged(study).scores.fit_probability == pytest.approx(expected, abs=1e-3)

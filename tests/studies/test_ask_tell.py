@@ -117,10 +117,12 @@ def test_what_is_asked_has_the_numbers_of_project(
     expected = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]["expected"]
     projected = foretune("project", small_study, "--json").json
     speed, memory = projected["throughput"], projected["memory"]
-    assert expected["tokens_per_s_per_gpu"] == pytest.approx(speed["tokens_per_s_per_gpu"])
-    assert expected["interval90"] == pytest.approx(speed["interval90"])
+    assert expected["tokens_per_s_per_gpu"] == pytest.approx(
+        speed["tokens_per_s_per_gpu"], rel=1e-3
+    )
+    assert expected["interval90"] == pytest.approx(speed["interval90"], rel=1e-3)
     assert expected["fit_probability"] == pytest.approx(memory["fit_probability"], abs=0.01)
-    assert expected["peak_gib"] == pytest.approx(memory["peak_gib"])
+    assert expected["peak_gib"] == pytest.approx(memory["peak_gib"], rel=1e-3)
 
 
 def test_a_baseline_that_does_not_fit_gives_way_to_its_neighbour(
