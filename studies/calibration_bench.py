@@ -52,17 +52,21 @@ def after_runs(
     }
 
 
-def _metrics(table: RunTable, drawn: CalibrationDraws, zero_shot: Projected) -> dict[str, Any]:
-    """Metrics of all Folds and of slices; a slice counts its own Folds the same."""
-    slices = {
+def family_slices(table: RunTable) -> dict[str, Column]:
+    """Which rows are dense, MoE, AMD and NVIDIA ones, shape (n,) each."""
+    return {
         "dense": ~table.is_moe,
         "moe": table.is_moe,
         "amd": table.vendor == "amd",
         "nvidia": table.vendor == "nvidia",
     }
+
+
+def _metrics(table: RunTable, drawn: CalibrationDraws, zero_shot: Projected) -> dict[str, Any]:
+    """Metrics of all Folds and of slices; a slice counts its own Folds the same."""
     result = _slice_metrics(table, drawn, zero_shot, np.ones(len(table), dtype=bool))
     result |= {"folds": drawn.folds, "smaller_folds": len(drawn.smaller_folds)}
-    for name, members in slices.items():
+    for name, members in family_slices(table).items():
         result[name] = _slice_metrics(table, drawn, zero_shot, members)
     return result
 

@@ -17,7 +17,7 @@ from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
 from specs.runs import RunTable
 from studies.accuracy import read_table
-from studies.calibration_bench import after_runs
+from studies.calibration_bench import after_runs, family_slices
 from surrogate.constants import read_constants
 from surrogate.features import classes, features
 from surrogate.kernels.analytic import analytic_kernels
@@ -116,14 +116,8 @@ def left_out_alone(table: RunTable, labels: Column) -> dict[str, Any]:
 
 def by_family(table: RunTable, measured: Column, projected: Projected) -> dict[str, Any]:
     """Metrics of all rows, and of dense, MoE, AMD and NVIDIA rows."""
-    slices = {
-        "dense": ~table.is_moe,
-        "moe": table.is_moe,
-        "amd": table.vendor == "amd",
-        "nvidia": table.vendor == "nvidia",
-    }
     result: dict[str, Any] = error_metrics(measured, projected)
-    for name, rows in slices.items():
+    for name, rows in family_slices(table).items():
         result[name] = error_metrics(measured[rows], projected.take(rows))
     return result
 

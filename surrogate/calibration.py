@@ -42,6 +42,7 @@ from surrogate.constants import write_json
 from surrogate.features import CONFIG_AXES, FEATURES, features
 from surrogate.memory_calibration import MemoryFacts, Peak
 from surrogate.pipeline.stages import distinct_rows
+from surrogate.robust import student_noise
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import BELIEFS
 
@@ -57,11 +58,8 @@ PROJECTION_BIAS, PROJECTION_BIAS_SD = -0.10, 0.10
 are optimistic (Primus: +1.6% on its baseline, +11.5% on its winner)."""
 SENSITIVE = 0.02
 """A run depends on a constant if 1% of the constant is at least this share of 1% of its time."""
-STUDENT_DEGREES = 4.0
-"""Of the scatter: how soon a run that contradicts the others loses weight, and how many runs must
-agree before the scatter of their key is believed to be small."""
-ROUNDS = 4
-"""Of reweighting; the weights then change by less than 1%."""
+AGREEING_RUNS = 4.0
+"""So many runs must agree before the scatter of their key is believed to be small."""
 SMALLEST_SCALE = 0.7
 """However well the runs of a key agree, its spread is at least this share of what is usual."""
 SAME_CONFIG = 1e-6
@@ -129,16 +127,9 @@ class Posterior(NamedTuple):
             scatter: sd of each run around that, shape (r,).
             key: number of each one's CalibrationKey, shape (r,).
         """
-        base = np.square(scatter)
-        noise = base.copy()
-        for _ in range(ROUNDS):
-            weights = np.linalg.solve(prior + np.diag(noise), errors)
-            # Student-t scatter as a mixture of Gaussians; noise * weights is what is not explained.
-            surprise = np.square(noise * weights) / base
-            noise = base * np.maximum(STUDENT_DEGREES + surprise, STUDENT_DEGREES + 1.0)
-            noise /= STUDENT_DEGREES + 1.0
+        noise = student_noise(prior, errors, scatter)
         weights = np.linalg.solve(prior + np.diag(noise), errors)
-        usual = prior + np.diag(base)
+        usual = prior + np.diag(np.square(scatter))
         scale = np.ones(len(errors))
         for code in np.unique(key):
             rows = np.flatnonzero(key == code)
@@ -149,14 +140,14 @@ class Posterior(NamedTuple):
 def _scatter_scale(covariance: Floats, errors: Floats) -> float:
     """Scatter of runs of one key around their common offset, over what their covariance expects.
 
-    An inverse-gamma prior around 1 of STUDENT_DEGREES runs; the common offset is free, so that one
+    An inverse-gamma prior around 1 of AGREEING_RUNS runs; the common offset is free, so that one
     run, however surprising, says nothing of the scatter.
     """
     inverse = np.linalg.inv(covariance)
     centre = inverse.sum(axis=0) @ errors / inverse.sum()
     apart = errors - centre
     contradiction = apart @ inverse @ apart
-    squared = (STUDENT_DEGREES + contradiction) / (STUDENT_DEGREES + len(errors) - 1.0)
+    squared = (AGREEING_RUNS + contradiction) / (AGREEING_RUNS + len(errors) - 1.0)
     return float(np.sqrt(max(squared, SMALLEST_SCALE**2)))
 
 

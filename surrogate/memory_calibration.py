@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from surrogate.cases import Cases, Column
 from surrogate.memory import Memory, counter_reading, memory
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
+from surrogate.robust import student_noise
 
 Floats = NDArray[np.float64]
 
@@ -32,13 +33,10 @@ GROUPS: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "outside the allocator": (0.3, ("context_gib", "communicator_gib", "allocated_base_gib")),
 }
 """Constants that move together, and the sd of their logarithm between stacks of one framework:
-that of the priors. Twice as wide corrects other runs of a Fold equally well, half as wide less after
-one peak."""
+that of the priors. Twice as wide corrects other runs of a Fold equally well, half as wide less
+after one peak."""
 PEAK_SD = 0.03
 """Scatter of log peaks around right constants: rounding, unstated settings."""
-STUDENT_DEGREES = 4.0
-"""How soon a peak that contradicts the others loses weight (Student-t)."""
-ROUNDS = 4
 STEP = 1e-3
 LARGEST_LOG_ERROR = 1.5
 """A peak this far from its projection is in another unit, or of another rank (assumed)."""
@@ -215,12 +213,7 @@ def _posterior_mean(slopes: Floats, errors: Floats) -> Floats:
     """Logs of the factors on GROUPS that r peaks of one stack make likely, shape (g,)."""
     spread = slopes * np.array([sd for sd, _ in GROUPS.values()])
     prior = spread @ spread.T
-    noise = np.full(len(errors), PEAK_SD**2)
-    for _ in range(ROUNDS):
-        weights = np.linalg.solve(prior + np.diag(noise), errors)
-        surprise = np.square(noise * weights) / PEAK_SD**2
-        noise = np.maximum(STUDENT_DEGREES + surprise, STUDENT_DEGREES + 1.0)
-        noise *= PEAK_SD**2 / (STUDENT_DEGREES + 1.0)
+    noise = student_noise(prior, errors, np.full(len(errors), PEAK_SD))
     weights = np.linalg.solve(prior + np.diag(noise), errors)
     mean: Floats = np.square([sd for sd, _ in GROUPS.values()]) * (slopes.T @ weights)
     return mean
