@@ -128,7 +128,7 @@ class Posterior(NamedTuple):
             key: number of each one's CalibrationKey, shape (r,).
         """
         noise = student_noise(prior, errors, scatter)
-        weights: Floats = np.linalg.solve(prior + np.diag(noise), errors)
+        weights = np.asarray(np.linalg.solve(prior + np.diag(noise), errors), dtype=np.float64)
         usual = prior + np.diag(np.square(scatter))
         scale = np.ones(len(errors))
         for code in np.unique(key):
