@@ -37,7 +37,14 @@ class Endpoint:
 
 
 class Failed(Exception):
-    """No answer; the message is one sentence, possibly with foreign text in it."""
+    """No answer; the message is one sentence, possibly with foreign text in it.
+
+    ``sent`` says whether anything may have reached the model.
+    """
+
+    def __init__(self, sentence: str, sent: bool = True) -> None:
+        super().__init__(sentence)
+        self.sent = sent
 
 
 class Client:
@@ -77,12 +84,14 @@ class Client:
         )
         endpoint = self._endpoint
         program = str(endpoint.program) if endpoint.program else None
-        ready = self._exchange(
-            {"model": endpoint.model, "url": endpoint.url, "program": program}, START_S
-        )
+        settings = {"model": endpoint.model, "url": endpoint.url, "program": program}
+        try:
+            ready = self._exchange(settings, START_S)
+        except Failed as failed:
+            raise Failed(f"DSPy and LiteLLM do not start: {failed}", sent=False) from None
         if not ready.get("ready"):
             self.close()
-            raise Failed(str(ready.get("failure", "the model cannot be used")))
+            raise Failed(str(ready.get("failure", "the model cannot be used")), sent=False)
         self.price = tuple(ready["price"]) if ready["price"] else None
         self.reply_tokens = int(ready["reply_tokens"])
 

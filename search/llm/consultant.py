@@ -78,7 +78,8 @@ class LiveConsultant:
         except Failed as failed:
             return Answer(
                 failure=one_line(self._redact(str(failed)), FAILURE_LENGTH),
-                prompt_tokens=tokens_of(request.text),  # it may have been billed
+                # What was sent may have been billed.
+                prompt_tokens=tokens_of(request.text) if failed.sent else 0,
                 seconds=time.monotonic() - began,
             )
         return self._answer(request, self._redact.deeply(found))

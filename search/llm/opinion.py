@@ -45,8 +45,9 @@ def opinion_of(candidates: Candidates, advice: Advice) -> Floats:
     scores = np.zeros(len(candidates))
     for values, weight in advice.axis_priors:
         masks = [candidates.having(axis, value) for axis, value in values.items()]
-        if masks and all(mask is not None for mask in masks):
-            scores += weight * np.all(masks, axis=0)
+        known = [mask for mask in masks if mask is not None]
+        if known and len(known) == len(masks):
+            scores += weight * np.logical_and.reduce(known)
     usable = advice.usable
     for place, proposal in enumerate(usable):
         assert proposal.config is not None

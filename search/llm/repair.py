@@ -218,7 +218,7 @@ class ConfigGround:
                     return None
                 # A change was wanted: to stay where the anchor is would be no repair of it.
                 others = [v for v in listed if v != getattr(self._anchor, axis)] or listed
-                changes[axis] = min(others, key=lambda v, held=held: (abs(v - held), v))
+                changes[axis] = min((abs(v - held), v) for v in others)[1]
         return with_companions(self._anchor, changes) if changes != dict(named) else None
 
 
