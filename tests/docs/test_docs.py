@@ -68,6 +68,8 @@ def commands_of(page: Path) -> str:
 def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     if "foretune dashboard" in commands_of(page):
         pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
+    if "--llm" in commands_of(page) and not importlib.util.find_spec("dspy"):
+        pytest.skip("pip install 'foretune[llm]'")
     script = commands_of(page)
     done = run_script(HARNESS + script, tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
