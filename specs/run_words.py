@@ -33,6 +33,8 @@ Assumed: dropless DeepSeek-V3 runs lose a quarter on real against forced balance
 FUSED_LOSS_BY_DEFAULT = ("llm-foundry",)
 """Frameworks whose default loss is a fused cross-entropy (llm-foundry: ``fused_crossentropy``)."""
 
+COMPILED_BY_XLA = (Framework.MAXTEXT,)
+"""Always compiled: its constants hold for that."""
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
 SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
@@ -52,14 +54,20 @@ _TOKEN_DROP = re.compile(r"token[- _]?drop", re.IGNORECASE)
 _ZB_DOUBLE = re.compile(r"zb-?2p|zb-?h2", re.IGNORECASE)
 _MODULE = "(?:core_attn|moe_act|layernorm|mla_up_proj|mlp|moe|shared_experts)"
 _MODULES = re.compile(
-    rf"(?:recompute_modules=|recompute )({_MODULE}(?:[+,]{_MODULE})*)(?![a-z_])", re.IGNORECASE
+    rf"(?:recompute[-_]modules=\[?|recompute )({_MODULE}(?:[+, ]{_MODULE})*)(?![a-z_])",
+    re.IGNORECASE,
 )
 _LAYOUT = re.compile(r"pp_layout=([EtmL*|()\d,]+)")
 _GRAPHS = re.compile(r"cuda_graph_impl=(?!none)\w+|CUDA graphs on", re.IGNORECASE)
 _WHOLE_GRAPHS = re.compile(r"cuda_graph_impl=full_iteration", re.IGNORECASE)
 _NODE_NETWORK = re.compile(r"inter-node (\d+) Gbps", re.IGNORECASE)
 _NO_MTP = re.compile(r"(?:w/o|no|without) MTP", re.IGNORECASE)
-_NO_FLASH = re.compile(r"no (?:--use-)?flash[- ]att|flash[- ]attention off", re.IGNORECASE)
+_NO_FLASH = re.compile(
+    r"no (?:--use-)?flash[- ]att|flash[- ]attention off|attention-backend=unfused"
+    r"|unfused attention|transformer-impl=local",
+    re.IGNORECASE,
+)
+"""Megatron's own layers (``transformer-impl=local``) store scores unless flash is asked for."""
 _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
 _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
 _EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
@@ -79,6 +87,16 @@ _16_BIT_MOMENTS = re.compile(r"bf16 Adam states|bf16 grads/moments|bf16 moments"
 _16_BIT_GRADIENTS = re.compile(r"bf16 grad", re.IGNORECASE)
 _8_BIT_MOMENTS = re.compile(r"8-bit Adam", re.IGNORECASE)
 _OFFLOADED_WEIGHTS = re.compile(r"CPU offload of weights|params on CPU", re.IGNORECASE)
+_OFFLOADED_CHECKPOINTS = re.compile(
+    r"activations? (?:checkpoints? )?offload(?:ed|ing)?|offload(?:ed|s|ing)? activation",
+    re.IGNORECASE,
+)
+_NOT_OFFLOADED = re.compile(r"(?:no|without) activation (?:checkpoint )?offload", re.IGNORECASE)
+_COMPILED = re.compile(
+    r"(?<!no )(?<!without )(?<![a-z])(?:torch\.)?compiled?(?![a-z])|\(compiler\)"
+    r"|graph[- ](?:trainer|pass)|inductor|SimpleFSDP",
+    re.IGNORECASE,
+)
 _OFFLOADED_OPTIMIZER = re.compile(
     r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
 )
@@ -117,7 +135,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         lora_rank=(int(rank[1]) if rank else 16) if lora else 0,
         capacity_factor=float(capacity[1]) if capacity else dropped,
         two_p_zero_bubble=_ZB_DOUBLE.search(run_id) is not None,
-        recompute_modules=modules[1] if modules else "",
+        recompute_modules=modules[1].replace(" ", "+") if modules else "",
         layout=layout[1] if layout else "",
         overlaps_expert_parallel=_EP_OVERLAP.search(notes) is not None,
         without_mtp=_NO_MTP.search(text) is not None,
@@ -147,13 +165,20 @@ def stack_of(
         expandable_segments=_EXPANDABLE.search(notes) is not None,
         cuda_graphs=_GRAPHS.search(notes) is not None,
         full_iteration_graphs=_WHOLE_GRAPHS.search(notes) is not None,
+        compiled=family not in COMPILED_BY_XLA and _COMPILED.search(notes) is not None,
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,
+        checkpoint_offload_fraction=1.0 if _offloads_checkpoints(notes) else 0.0,
         vocab_divisible_by=1 if family in UNPADDED_VOCABULARY else 128,
         vocabulary_barriers=_vocabulary_barriers(notes),
         untied_tp_mapping=False,
     )
+
+
+def _offloads_checkpoints(notes: str) -> bool:
+    """Whether what full recomputation keeps of a layer lies in host memory."""
+    return bool(_OFFLOADED_CHECKPOINTS.search(notes) and not _NOT_OFFLOADED.search(notes))
 
 
 def _vocabulary_barriers(notes: str) -> int:

@@ -37,6 +37,7 @@ _PATTERNS = (
     ("foretune", Framework.TORCHTITAN),  # FSDP2, DTensor and pipelining of PyTorch, as TorchTitan
     ("megatron-bridge", Framework.MEGATRON_BRIDGE),
     ("megatron-deepspeed", Framework.MEGATRON_DEEPSPEED),
+    ("megatron-swift", Framework.MEGATRON),
     ("torchtitan", Framework.TORCHTITAN),
     ("maxtext", Framework.MAXTEXT),
     ("primus", Framework.PRIMUS),
@@ -86,6 +87,7 @@ class Stack(BaseModel):
     full_iteration_graphs: bool = Field(
         False, description="CUDA graphs hold the whole step, experts included"
     )
+    compiled: bool = Field(False, description="layers and loss run through torch.compile")
     gradient_accumulation_fusion: bool = True
     grouped_gemm: bool = True
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
@@ -96,6 +98,9 @@ class Stack(BaseModel):
         ge=0,
         description="GiB of a device that runtime, libraries and communicators take beside tensors, "
         "where it was measured; null: as fitted for framework and vendor",
+    )
+    checkpoint_offload_fraction: float = Field(
+        0.0, ge=0, le=1, description="share of the checkpoints of recomputation held by the host"
     )
     vocab_divisible_by: int = Field(128, gt=0)
     vocabulary_barriers: int = Field(

@@ -13,7 +13,11 @@ from specs import catalog
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.learned import Learned
-from surrogate.memory import fit_probability, memory_log_sd
+from surrogate.memory import (
+    explain_gap,
+    fit_probability,
+    memory_log_sd,
+)
 from surrogate.memory_calibration import MemoryFacts
 from surrogate.run_cases import cases_of
 from surrogate.uncertainty import GAUSSIAN_90
@@ -30,6 +34,7 @@ from surrogate.validation import (
 Column = NDArray[Any]
 
 DRAWS = 20
+WORST_PEAKS = 10
 """Draws of ``--calibrate K``."""
 
 
@@ -87,7 +92,8 @@ def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
     """Errors of peak memory, projected with ``known`` peaks, in the reading of each row's counter;
     OOM rows apart.
 
-    ``stated`` are the rows whose recompute is stated.
+    ``stated`` are the rows whose recompute is stated; ``worst`` the rows with the largest errors
+    and what their projections consist of.
     """
     held = np.flatnonzero(np.isfinite(table.peak_memory_gib) & ~table.out_of_memory)
     peaks = table.take(held)
@@ -98,6 +104,7 @@ def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
     return {
         **sliced_metrics(peaks, truth, projected, memory=True),
         "stated": error_metrics(truth[stated], projected.take(stated)),
+        "worst": _worst_peaks(peaks, projected),
         "out_of_memory": _out_of_memory(table, known),
         "skipped": _skipped(table, held, reasons),
     }
@@ -112,6 +119,20 @@ def memory_projected(table: RunTable, known: MemoryFacts) -> Projected:
     peak = known.reading(cases, counters)
     half = GAUSSIAN_90 * np.broadcast_to(memory_log_sd(cases), (len(table),))
     return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
+
+
+def _worst_peaks(peaks: RunTable, projected: Projected) -> list[dict[str, Any]]:
+    """The rows with the largest errors: projection and gap in GiB, by component."""
+    error = np.abs(projected.value / peaks.peak_memory_gib - 1)
+    rows = np.argsort(-error, kind="stable")[:WORST_PEAKS]
+    chosen = peaks.take(rows)
+    if not len(chosen):
+        return []
+    gaps = explain_gap(cases_of(chosen), chosen.peak_memory_gib, chosen.memory_counter.astype(str))
+    return [
+        {"run_id": str(run_id), "counter": str(counter), **gap._asdict()}
+        for run_id, counter, gap in zip(chosen.run_id, chosen.memory_counter, gaps, strict=True)
+    ]
 
 
 def _out_of_memory(table: RunTable, known: MemoryFacts) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Everything is learned again without the Folds, models or publishers that are the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,16 @@ from surrogate.features import classes, features
 from surrogate.kernels.analytic import analytic_kernels
 from surrogate.learned import Learned
 from surrogate.learning import RunLearner, has_throughput
-from surrogate.memory import counter_reading
-from surrogate.memory_constants import MemoryConstants
-from surrogate.memory_fitting import (
-    CONSTANTS_FILE,
-    SMALL_GIB,
-    MemoryRuns,
-    fit_memory,
-    read_tables,
-    usable,
-)
+from surrogate.memory_accuracy import memory_left_out
+from surrogate.memory_fitting import CONSTANTS_FILE, MemoryRuns, read_tables, usable
 from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
 from surrogate.uncertainty import GAUSSIAN_90, Intervals, conformal_width
 from surrogate.validation import (
     Projected,
-    batches_of,
     error_metrics,
     leave_out,
     ranking_metrics,
-    unsafe_share,
     worst_folds,
 )
 
@@ -51,7 +41,6 @@ Advance = Callable[[int], None]
 
 BATCHES = 12
 VTRAIN_DRAWS, VTRAIN_RUNS = 50, 8
-MEMORY_BATCHES = 5
 STEPS = 6
 
 
@@ -77,7 +66,7 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     content["folds"]["source_fold"] = {"zero_shot": left_out_alone(table, table.source_fold)}
     advance(1)
     content["vtrain"] = vtrain(table)
-    content["memory"] = memory_left_out(measured)
+    content["memory"] = memory_errors(measured)
     advance(1)
     content["kernels"] = kernels(data)
     advance(1)
@@ -206,50 +195,14 @@ def vtrain(table: RunTable) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _MemoryErrors:
-    """Measured and projected peaks of rows left out."""
-
-    measured: Column
-    projected: Column
-    is_amd: Column
-
-    def metrics(self, rows: Column) -> dict[str, Any]:
-        """Error metrics of some rows, without an interval."""
-        value = self.projected[rows]
-        found: dict[str, Any] = error_metrics(self.measured[rows], Projected(value, value, value))
-        del found["coverage90"], found["half_width90"]
-        found["unsafe"] = unsafe_share(self.measured[rows], value)
-        return found
-
-
-def memory_left_out(folder: Path) -> dict[str, Any]:
+def memory_errors(folder: Path) -> dict[str, Any]:
     """Peak memory of runs with stated configs, Folds and publishers left out.
 
     Peaks of a few GiB, of tests with tiny models, teach but are not judged.
     """
     tables = read_tables(folder)
-    runs = MemoryRuns.of(tables)
-    prior = read_constants(CONSTANTS_FILE)
     publishers = np.concatenate([usable(table).publisher for table in tables])
-    stated = np.flatnonzero((runs.bound == 0) & (runs.measured_gib > SMALL_GIB))
-    result = {}
-    for name, labels in (("fold", runs.fold.astype(str)), ("source", publishers)):
-        projected = np.full(len(labels), np.nan)
-        for out in batches_of(labels, MEMORY_BATCHES):
-            rest = np.setdiff1d(np.arange(len(labels)), out)
-            learned = fit_memory(runs.take(rest), prior)
-            unseen = runs.take(out)
-            constants = MemoryConstants.from_values(learned.values())
-            projected[out] = counter_reading(unseen.cases, unseen.counters, constants)
-        is_amd = np.broadcast_to(runs.cases.cluster.is_amd, projected.shape)[stated]
-        errors = _MemoryErrors(runs.measured_gib[stated], projected[stated], is_amd)
-        result[name] = {
-            **errors.metrics(np.arange(len(stated))),
-            "amd": errors.metrics(np.flatnonzero(is_amd)),
-            "nvidia": errors.metrics(np.flatnonzero(~is_amd)),
-        }
-    return result
+    return memory_left_out(MemoryRuns.of(tables), publishers, read_constants(CONSTANTS_FILE))
 
 
 def kernels(data: Path) -> dict[str, Any]:

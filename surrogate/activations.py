@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specs.choices import MoeDispatcher, Precision, Recompute, RecomputeMethod, RecomputeModules
 from surrogate.cases import Cases
-from surrogate.memory_constants import MemoryConstants
+from surrogate.memory_constants import EAGER, MemoryConstants
 
 Column = NDArray[Any]
 
@@ -55,6 +55,7 @@ class _Modules(NamedTuple):
     latents: Column
     queries_keys_values: Column
     core: Column
+    core_gradients: Column
     core_output: Column
     mlp: Column
     router: Column
@@ -97,6 +98,7 @@ def layer_bytes(cases: Cases, constants: MemoryConstants) -> LayerBytes:
     modules = _modules(cases, constants)
     family = cases.stack.framework
     scale = tokens * constants.activation_scale[family]
+    scale = scale * np.where(cases.stack.compiled, constants.compiled_activations, 1.0)
     whole_dense, whole_moe = _whole(modules)
     dense, moe, rebuilt_dense, rebuilt_moe = _selective(cases, modules, constants)
     checkpoint = 2.0 * cases.model.hidden_size / sequence_shards(cases)
@@ -104,17 +106,28 @@ def layer_bytes(cases: Cases, constants: MemoryConstants) -> LayerBytes:
         c.recompute_method == int(RecomputeMethod.UNIFORM), np.maximum(c.recompute_layers, 1), 1
     )
     back = constants.backward_copies[family]
+    checkpoint = tokens * checkpoint * constants.checkpoint_bytes[family] / layers_per_unit
+    offloaded = cases.stack.checkpoint_offload_fraction
+    # Checkpoints that the host holds come back one layer ahead of the one that is rebuilt.
+    returning = 2.0 * offloaded * checkpoint
+    experts = modules.expert_inner + modules.expert_io + modules.shared
     return LayerBytes(
         dense=scale * dense,
         moe=scale * moe,
-        checkpoint=tokens * checkpoint * constants.checkpoint_bytes[family] / layers_per_unit,
-        whole_dense=scale * whole_dense * layers_per_unit,
-        whole_moe=scale * whole_moe * layers_per_unit,
+        checkpoint=checkpoint * (1.0 - offloaded),
+        whole_dense=scale * whole_dense * layers_per_unit + returning,
+        whole_moe=scale * whole_moe * layers_per_unit + returning,
         rebuilt_dense=scale * rebuilt_dense,
         rebuilt_moe=scale * rebuilt_moe,
-        gradients_dense=scale * back * modules.mlp,
-        gradients_moe=scale * back * (modules.expert_inner + modules.expert_io + modules.shared),
+        gradients_dense=scale * _gradients(back, modules.mlp, modules.core_gradients),
+        gradients_moe=scale * _gradients(back, experts, modules.core_gradients),
     )
+
+
+def _gradients(copies: Column, mlp: Column, scores: Column) -> Column:
+    """Bytes per token of the largest gradients in a layer's backward pass: those of the MLP, which
+    runs first, or of attention scores, when what the MLP kept is freed."""
+    return np.maximum(copies * mlp, scores - mlp)
 
 
 def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
@@ -124,8 +137,10 @@ def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
     h, tp, sp = m.hidden_size, c.tp, sequence_shards(cases)
     width = np.where(c.precision == int(Precision.FP32), 4.0, 2.0)
     is_fp8 = c.precision >= int(Precision.FP8)
-    saved_input = np.where(is_fp8, constants.fp8_saved_input, width)
+    saved_input = np.where(is_fp8, constants.fp8_saved_input[family], width)
     matrices = np.where(m.gated_mlp, constants.gated_mlp_copies[family], 1.0)
+    # DTensor keeps the gathered input of a column-parallel layer, Megatron gathers it again.
+    gathered = np.where(np.isin(family, EAGER), 1, sp)
     rows = expert_tokens(cases)
     etp = np.maximum(c.etp, 1)
     output_copies = np.where(
@@ -142,11 +157,14 @@ def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
     is_moe = m.num_experts > 0
     return _Modules(
         norm_inputs=constants.norm_bytes[family] * m.norms_per_layer * h / sp,
-        linear_inputs=2.0 * saved_input * h / sp,
+        linear_inputs=2.0 * saved_input * h / gathered,
         dropout_masks=np.where(m.dropout, 2.0 * MASK_BYTES * h, 0.0) / sp,
         latents=latents / sp,
         queries_keys_values=qkv / tp,
         core=core * m.num_attention_heads / tp,
+        core_gradients=np.where(s.flash_attention, 0.0, 2.0 * width * cases.workload.seq_len)
+        * m.num_attention_heads
+        / tp,
         core_output=m.num_attention_heads * m.v_head_dim * saved_input / tp,
         mlp=m.ffn_hidden_size * (width * matrices + saved_input) / tp,
         router=np.where(is_moe, ROUTER_BYTES * m.num_experts / sp, 0.0),

@@ -132,6 +132,8 @@ class StackColumns(Columns):
     optimizer_offload_fraction: Column
     weight_offload_fraction: Column
     runtime_gib: Column
+    compiled: Column
+    checkpoint_offload_fraction: Column
     vocab_divisible_by: Column
     vocabulary_barriers: Column
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from specs.choices import Overlap, Recompute
-from specs.stack import Framework
 from surrogate.activations import LayerBytes, layer_bytes, sequence_shards, tokens_per_microbatch
 from surrogate.buffers import (
     GIB,
@@ -28,7 +27,7 @@ from surrogate.buffers import (
     workspace_bytes,
 )
 from surrogate.cases import Cases
-from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
+from surrogate.memory_constants import EAGER, MemoryConstants, shipped_memory_constants
 from surrogate.pipeline.schedules import in_flight
 from surrogate.pipeline.stages import StageColumns, stage_table
 from surrogate.states import column, stage_parameters, state_bytes
@@ -36,12 +35,6 @@ from surrogate.states import column, stage_parameters, state_bytes
 Column = NDArray[Any]
 
 CHUNK_ROWS = 1 << 14
-EAGER = (
-    Framework.TORCHTITAN,
-    Framework.PYTORCH_FSDP,
-    Framework.HUGGING_FACE,
-    Framework.OTHER,
-)
 
 
 @dataclass(frozen=True)
@@ -177,7 +170,7 @@ def memory_log_sd(cases: Cases, constants: MemoryConstants | None = None) -> Col
 
 
 class Gap(NamedTuple):
-    """A measured peak against the projection of one run: device GiB by component."""
+    """A measured peak against the projection of one run: GiB by component, in one reading."""
 
     measured_gib: float
     projected_gib: float
@@ -189,19 +182,36 @@ class Gap(NamedTuple):
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 
 
-def explain_gap(cases: Cases, measured_gib: float, constants: MemoryConstants | None = None) -> Gap:
-    """What the projection of the first row consists of on its fullest stage, and what is left.
+def explain_gap(
+    cases: Cases,
+    measured_gib: Column,
+    counters: Column | None = None,
+    constants: MemoryConstants | None = None,
+) -> list[Gap]:
+    """What the projection of each row consists of on its fullest stage, and what is left.
+
+    ``overhead`` is what the counter sees beyond the components: the allocator's reserve, the
+    runtime and communicators. It is negative where not all components are alive at once.
 
     Args:
-        cases: one row.
-        measured_gib: device memory that the run used.
+        cases: n rows, few.
+        measured_gib: what the counters of the runs showed, (n,).
+        counters: as in ``counter_reading``; device where not given.
         constants: those that ship where not given.
     """
-    stages = memory_by_stage(cases.take([0]), constants)
-    stage = int(stages.total_gib[0].argmax())
-    held = {name: float(getattr(stages, f"{name}_gib")[0, stage]) for name in COMPONENTS}
-    projected = float(stages.total_gib[0, stage])
-    return Gap(measured_gib, projected, measured_gib - projected, stage, held)
+    names = np.full(len(cases), "device") if counters is None else np.asarray(counters)
+    reading = counter_reading(cases, names, constants)
+    found = []
+    for row, measured in enumerate(np.asarray(measured_gib, dtype=np.float64)):
+        stages = memory_by_stage(cases.take([row]), constants)
+        stage = int(stages.total_gib[0].argmax())
+        if names[row] == "allocated-last-rank":
+            stage = int(stages.valid[0].sum()) - 1
+        held = {name: float(getattr(stages, f"{name}_gib")[0, stage]) for name in COMPONENTS[:-1]}
+        projected = float(reading[row])
+        held["overhead"] = projected - sum(held.values())
+        found.append(Gap(float(measured), projected, float(measured) - projected, stage, held))
+    return found
 
 
 def fit_probability(device_gib: Any, capacity_gib: Any, sd: Any) -> Column:
@@ -235,7 +245,8 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     parameters = stage_parameters(cases, stages)
     states = state_bytes(cases, parameters, constants)
     layers = layer_bytes(cases, constants)
-    kept = _kept(cases, stages, layers) * microbatches_in_flight(cases, stages.rank)
+    kept = _kept(cases, stages, layers) + _sent(cases, stages, constants)
+    kept = kept * microbatches_in_flight(cases, stages.rank)
     working = _working(stages, layers)
     logits = column(logits_bytes(cases, constants)) * _logits_held(cases, stages)
     # The logits are freed before the last layer's backward pass fills the working set.
@@ -276,7 +287,7 @@ def allocates_gradients(cases: Cases) -> Column:
     backward pass and are never alive together with all of them. The allocator does not reuse that
     memory, since gradients are reduced on a stream of their own with its own pool.
     """
-    eager = np.isin(cases.stack.framework, [int(framework) for framework in EAGER])
+    eager = np.isin(cases.stack.framework, EAGER)
     return np.asarray(eager & (cases.microbatches() == 1) & (cases.config.pp == 1))
 
 
@@ -308,6 +319,15 @@ def _kept(cases: Cases, stages: StageColumns, layers: LayerBytes) -> Column:
         joined = 10.0 * cases.model.hidden_size / sequence_shards(cases)
         kept = kept + column(tokens_per_microbatch(cases) * joined) * stages.mtp_layers
     return kept
+
+
+def _sent(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> Column:
+    """Bytes of a stage's output that stay with it for each microbatch in flight, (n, k)."""
+    held = constants.stage_outputs[cases.stack.framework]
+    if not np.any(held):
+        return np.zeros(())
+    hidden = 2.0 * cases.model.hidden_size / sequence_shards(cases)
+    return np.asarray(column(held * tokens_per_microbatch(cases) * hidden) * ~stages.has_output)
 
 
 def _working(stages: StageColumns, layers: LayerBytes) -> Column:

@@ -24,11 +24,11 @@ from specs.choices import Sharding
 from specs.config import ConfigTable
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
-from specs.stack import Framework
 from surrogate.cases import Cases
 from surrogate.constants import Constant, ConstantFile, read_constants, write_json
 from surrogate.memory import counter_reading
-from surrogate.memory_constants import FRAMEWORKS, MemoryConstants
+from surrogate.memory_constants import FRAMEWORKS, OFFSETS, MemoryConstants, release_of
+from surrogate.validation import batches_of
 
 Column = NDArray[Any]
 
@@ -36,20 +36,27 @@ CONSTANTS_FILE = Path(__file__).parent / "data" / "memory_constants.json"
 
 TABLES = ("runs.csv", "memory_runs.csv", "small_runs_memory.csv")
 
-ROW_SD = 0.03
+ROW_SD = 0.06
 """Log error of a projection whose constants are right: rounding of sources, unstated settings."""
 ROW_SD_GIB = 0.3
 """Error that does not shrink with the job: rounding to GB, workspaces, small tensors."""
 ROBUST_AT = 3.0
 """Standard deviations from which a row loses weight (Cauchy)."""
 STACK_PRIOR_SD = 0.06
-"""How far one stack differs from its framework family, in log of live memory."""
+"""How far one stack differs from its framework family, and a release from its stack, in log of live
+memory."""
 FOLD_POWER = 0.5
 """A Fold of n rows counts as n to this power: its rows share what they do not state."""
+SHARED = 0.5
+"""Share of a constant's prior variance that is common to all frameworks or vendors."""
+RAN_WEIGHT = 0.2
+"""Weight of a run that states no peak: it bounds one only if nothing that saves is left unsaid."""
 ITERATIONS = 12
 STEP = 1e-3
-SPREAD_GROUPS = 8
-SPREAD_ITERATIONS = 3
+BATCHES = 5
+"""Fits with which every group is left out once."""
+REFIT_ITERATIONS = 6
+"""Enough for a fit that starts where another, of most of the same rows, ended."""
 SMALL_GIB = 4.0
 """Smaller peaks are those of tests, whose error is that of fixed buffers."""
 
@@ -70,6 +77,7 @@ class MemoryRuns:
     weight: Column
     fold: Column
     stack_names: Column
+    releases: Column
 
     @classmethod
     def of(cls, tables: Sequence[RunTable]) -> MemoryRuns:
@@ -91,14 +99,16 @@ class MemoryRuns:
             counters=np.where(stated & ~oom, counters, "device"),
             measured_gib=np.where(stated & ~oom, peak, capacity),
             bound=np.where(oom, 1, np.where(stated, 0, -1)),
-            weight=size[fold] ** (FOLD_POWER - 1.0),
+            weight=size[fold] ** (FOLD_POWER - 1.0) * np.where(stated | oom, 1.0, RAN_WEIGHT),
             fold=fold,
             stack_names=np.array([stack.framework_name for stack in stacks], dtype=object),
+            releases=np.array([release_of(stack) for stack in stacks], dtype=object),
         )
 
     def take(self, rows: Any) -> MemoryRuns:
         """The selected rows."""
-        columns = ("counters", "measured_gib", "bound", "weight", "fold", "stack_names")
+        columns = ("counters", "measured_gib", "bound", "weight", "fold")
+        columns += ("stack_names", "releases")
         picked = {name: getattr(self, name)[rows] for name in columns}
         return MemoryRuns(cases=self.cases.take(rows), **picked)
 
@@ -118,9 +128,8 @@ def fit_memory(
     runs: MemoryRuns, prior: ConstantFile, from_prior: bool = True, iterations: int = ITERATIONS
 ) -> ConstantFile:
     """Constants that explain the runs, starting from and held near their priors."""
-    constants = _with_stacks(prior, runs.stack_names.tolist())
-    names = _free(constants, runs)
-    constants = _forgotten(constants, names)
+    constants = _with_stacks(prior, runs)
+    names = _free(constants)
     held = constants.values()
     centre = np.log([constants.constants[name].prior or 1.0 for name in names])
     sd = np.array([constants.constants[name].prior_sd or 1.0 for name in names])
@@ -139,40 +148,72 @@ def fit_memory(
     return constants.model_copy(update={"constants": learned})
 
 
-def _with_stacks(prior: ConstantFile, names: Sequence[str]) -> ConstantFile:
-    """The file without old stack offsets, with one at 1 for each stack of the runs."""
-    kept = {k: v for k, v in prior.constants.items() if not k.startswith("stack_offset/")}
-    for name in sorted(set(names)):
-        kept[f"stack_offset/{name}"] = Constant(
-            value=1.0,
-            kind="assumed",
-            source="live memory of a stack over that of its family",
-            prior=1.0,
-            prior_sd=STACK_PRIOR_SD,
-        )
+def _with_stacks(prior: ConstantFile, runs: MemoryRuns) -> ConstantFile:
+    """The file without old offsets, with one at 1 for each stack and release of telling rows."""
+    kept = {k: v for k, v in prior.constants.items() if k.partition("/")[0] not in OFFSETS}
+    tells = _tells_stack(runs)
+    for offset, labels in (("stack_offset", runs.stack_names), ("release_offset", runs.releases)):
+        for label in sorted(set(labels[tells].tolist()) - {""}):
+            kept[f"{offset}/{label}"] = Constant(
+                value=1.0,
+                kind="assumed",
+                source="live memory of a stack over its family's, of a release over its stack's",
+                prior=1.0,
+                prior_sd=STACK_PRIOR_SD,
+            )
     return prior.model_copy(update={"constants": kept})
 
 
-def _free(constants: ConstantFile, runs: MemoryRuns) -> list[str]:
-    """Constants with a prior width that rows of these runs can depend on."""
-    present = {Framework(int(code)).name.lower() for code in np.ravel(runs.cases.stack.framework)}
-    absent = set(FRAMEWORKS) - present
-    return [
-        name
-        for name, constant in sorted(constants.constants.items())
-        if constant.prior_sd and name.rpartition("/")[2] not in absent
-    ]
+def _tells_stack(runs: MemoryRuns) -> Column:
+    """Whether a row may teach what a stack does differently.
+
+    Runs that only ran, and readings of one rank, which are tests of a framework's own, teach the
+    physics; what a stack does differently only peaks and failures of its jobs can tell.
+    """
+    return np.asarray((runs.bound >= 0) & (runs.counters != "allocated-last-rank"))
 
 
-def _forgotten(constants: ConstantFile, names: Sequence[str]) -> ConstantFile:
-    """The file with what these runs say nothing about back at its prior."""
-    kept = dict(constants.constants)
-    for name, constant in kept.items():
-        if constant.prior_sd and constant.prior is not None and name not in names:
-            kept[name] = constant.model_copy(
-                update={"value": constant.prior, "kind": "assumed", "posterior_sd": None}
-            )
-    return constants.model_copy(update={"constants": kept})
+def _free(constants: ConstantFile) -> list[str]:
+    """Constants with a prior width: those without rows follow their like in other frameworks."""
+    return [name for name, constant in sorted(constants.constants.items()) if constant.prior_sd]
+
+
+def _independent(runs: MemoryRuns, names: Sequence[str]) -> list[tuple[Column, Column]]:
+    """Constants that no two of a group touch one row, to be moved at once.
+
+    Returns:
+        (places in ``names``, whether each constant is that of each row, (n, places)) of each group:
+        a constant of its own, or one constant of all frameworks, vendors or stacks.
+    """
+    framework = np.array([FRAMEWORKS[code] for code in np.ravel(runs.cases.stack.framework)])
+    vendor = np.where(np.ravel(runs.cases.cluster.is_amd), "amd", "nvidia")
+    members: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        members.setdefault(name.partition("/")[0], []).append(place)
+    groups = []
+    rows = len(runs.measured_gib)
+    for base, places in members.items():
+        keys = [names[place].partition("/")[2] for place in places]
+        if base in OFFSETS:
+            labels = runs.stack_names if base == "stack_offset" else runs.releases
+        else:
+            labels = framework if keys[0] in FRAMEWORKS else vendor
+        touched = [np.broadcast_to((labels == key) | (key == ""), rows) for key in keys]
+        groups.append((np.array(places), np.stack(touched, axis=1)))
+    return groups
+
+
+def _prior_precision(names: Sequence[str], sd: Column) -> Column:
+    """Inverse covariance of the logs of the constants before the data.
+
+    What one constant is in different frameworks is alike: ``SHARED`` of its variance is common to
+    all, so that a framework without runs follows the others.
+    """
+    base = np.array([name.partition("/")[0] for name in names])
+    alike = (base[:, None] == base[None, :]) & ~np.isin(base, OFFSETS)[:, None]
+    correlation = np.where(alike, SHARED, 0.0)
+    np.fill_diagonal(correlation, 1.0)
+    return np.asarray(np.linalg.inv(correlation * np.outer(sd, sd)))
 
 
 def _log_reading(
@@ -196,27 +237,28 @@ def _posterior_mode(
     """Logs of the constants at the posterior mode, and their posterior standard deviations."""
     target = np.log(runs.measured_gib)
     row_sd = np.hypot(ROW_SD, ROW_SD_GIB / runs.measured_gib)
-    # Runs that only ran, and readings of one rank, which are tests of a framework's own, teach the
-    # physics; what a stack does differently only peaks and failures of its jobs can tell.
-    tells_stack = (runs.bound >= 0) & (runs.counters != "allocated-last-rank")
-    of_stack = np.array([name.startswith("stack_offset/") for name in names])
+    tells_stack = _tells_stack(runs)
+    of_stack = np.array([name.partition("/")[0] in OFFSETS for name in names])
+    groups = _independent(runs, names)
+    precision = _prior_precision(names, sd)
     point = start.copy()
-    hessian = np.diag(sd**-2)
+    hessian = precision
     for _ in range(iterations):
         base = _log_reading(runs, held, names, point)
         residual = target - base
         residual = np.where(runs.bound > 0, np.maximum(residual, 0.0), residual)
         residual = np.where(runs.bound < 0, np.minimum(residual, 0.0), residual)
         weight = runs.weight / (row_sd**2 + (residual / ROBUST_AT) ** 2)
-        jacobian = np.empty((len(base), len(names)))
-        for place in range(len(names)):
+        jacobian = np.zeros((len(base), len(names)))
+        for places, of_row in groups:
             moved = point.copy()
-            moved[place] += STEP
-            jacobian[:, place] = (_log_reading(runs, held, names, moved) - base) / STEP
+            moved[places] += STEP
+            slope = (_log_reading(runs, held, names, moved) - base) / STEP
+            jacobian[:, places] = np.where(of_row, slope[:, None], 0.0)
         jacobian[(runs.bound != 0) & (residual == 0.0)] = 0.0
         jacobian[np.ix_(~tells_stack, of_stack)] = 0.0
-        hessian = jacobian.T @ (weight[:, None] * jacobian) + np.diag(sd**-2)
-        gradient = jacobian.T @ (weight * residual) - (point - centre) / sd**2
+        hessian = jacobian.T @ (weight[:, None] * jacobian) + precision
+        gradient = jacobian.T @ (weight * residual) - precision @ (point - centre)
         step = np.linalg.solve(hessian, gradient)
         # No constant moves by more than half its prior width at once.
         step /= max(1.0, 2.0 * np.max(np.abs(step / sd)))
@@ -226,23 +268,34 @@ def _posterior_mode(
     return point, np.sqrt(np.diag(np.linalg.inv(hessian)))
 
 
+def left_out_readings(runs: MemoryRuns, labels: Column, learned: ConstantFile) -> Column:
+    """What each row's counter shows under constants that were fitted without its group, (n,).
+
+    Args:
+        runs: n rows.
+        labels: group of each row, (n,); groups are dealt into ``BATCHES`` batches.
+        learned: where the fits start; they end where their own rows and the priors put them.
+    """
+    reading = np.full(len(runs.measured_gib), np.nan)
+    everything = np.arange(len(reading))
+    for out in batches_of(labels, BATCHES):
+        rest = runs.take(np.setdiff1d(everything, out))
+        without = fit_memory(rest, learned, from_prior=False, iterations=REFIT_ITERATIONS)
+        unseen = runs.take(out)
+        constants = MemoryConstants.from_values(without.values())
+        reading[out] = counter_reading(unseen.cases, unseen.counters, constants)
+    return reading
+
+
 def with_spread(runs: MemoryRuns, learned: ConstantFile) -> ConstantFile:
     """The constants with ``log_sd`` of each vendor: the error on Folds that the fit did not see.
 
-    Folds are left out in groups, the constants learned again without them. The error that two
-    thirds of the rows stay within stands for the standard deviation, which outliers would swamp.
+    The error that two thirds of the rows stay within stands for the standard deviation, which
+    outliers would swamp.
     """
-    error = np.full(len(runs.measured_gib), np.nan)
-    for group in range(SPREAD_GROUPS):
-        out = runs.fold % SPREAD_GROUPS == group
-        without = fit_memory(
-            runs.take(~out), learned, from_prior=False, iterations=SPREAD_ITERATIONS
-        )
-        unseen = runs.take(out)
-        constants = MemoryConstants.from_values(without.values())
-        reading = counter_reading(unseen.cases, unseen.counters, constants)
-        error[out] = np.abs(np.log(unseen.measured_gib / reading))
-    measured = (runs.bound == 0) & (runs.measured_gib > SMALL_GIB)
+    reading = left_out_readings(runs, runs.fold.astype(str), learned)
+    error = np.abs(np.log(runs.measured_gib / reading))
+    measured = judged(runs)
     is_amd = np.broadcast_to(runs.cases.cluster.is_amd, measured.shape)
     spreads = dict(learned.constants)
     for vendor, rows in (("nvidia", measured & ~is_amd), ("amd", measured & is_amd)):
@@ -252,6 +305,11 @@ def with_spread(runs: MemoryRuns, learned: ConstantFile) -> ConstantFile:
             update={"value": float(f"{value:.3g}"), "kind": "fitted"}
         )
     return learned.model_copy(update={"constants": spreads})
+
+
+def judged(runs: MemoryRuns) -> Column:
+    """Rows by which accuracy is judged: stated peaks that are not those of tests, (n,)."""
+    return np.asarray((runs.bound == 0) & (runs.measured_gib > SMALL_GIB))
 
 
 def read_tables(folder: Path) -> list[RunTable]:

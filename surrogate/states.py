@@ -153,7 +153,9 @@ def state_bytes(
         weights = np.where(column(unresharded), copies, weights)
     is_fp8 = c.precision >= int(Precision.FP8)
     if is_fp8.any():
-        weights = weights + held * column(np.where(is_fp8, constants.fp8_weight_bytes, 0.0))
+        weights = weights + held * column(
+            np.where(is_fp8, constants.fp8_weight_bytes[s.framework], 0.0)
+        )
     is_lora = cases.workload.kind == int(TrainingKind.LORA)
     if np.any(is_lora):
         adapters = _adapter_parameters(cases, parameters)

@@ -82,6 +82,7 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
             f"memory more than 10% too low: {memory['unsafe']:.1%} of rows; "
             f"{oom['called_fitting']} of {oom['n']} runs out of memory would be called fitting"
         )
+        _show_worst_peaks(output, memory["worst"])
     if groups["n"]:
         output.say(
             f"ranking in {groups['n']} sets that differ only in config: Kendall tau "
@@ -93,6 +94,22 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
             f"throughput after {told['runs']} runs of each of {told['folds']} folds "
             f"({told['draws']} draws); smaller folds: {len(told['smaller_folds'])}"
         )
+
+
+def _show_worst_peaks(output: Output, worst: list[dict[str, Any]]) -> None:
+    """Prints what the projections with the largest errors consist of."""
+    names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+    header = ("worst peaks, GiB", "counter", "measured", "projected", *names)
+    rows = [
+        (
+            peak["run_id"],
+            peak["counter"],
+            *(f"{peak[name]:.1f}" for name in ("measured_gib", "projected_gib")),
+            *(f"{peak['components'][name]:.1f}" for name in names),
+        )
+        for peak in worst
+    ]
+    output.table("", header, rows)
 
 
 def _cells(label: str, found: dict[str, Any]) -> tuple[Any, ...]:

@@ -182,14 +182,73 @@ def test_low_rank_fine_tuning_needs_less() -> None:
     assert lora.device_gib[0] < full.device_gib[0]
 
 
-def test_gap_between_two_configs_is_explained_by_component() -> None:
-    cases = study(
-        LLAMA_8B, ConfigTable.from_configs([TrainingConfig(), TrainingConfig(mbs=4)]), num_gpus=8
+def test_the_gap_of_every_reading_is_explained_by_component() -> None:
+    table = ConfigTable.from_configs(
+        [TrainingConfig(pp=2), TrainingConfig(mbs=4), TrainingConfig()]
     )
-    gap = explain_gap(cases.take([0]), measured_gib=100.0)
-    parts = gap.components
-    assert sum(parts.values()) == pytest.approx(gap.projected_gib)
-    assert gap.gap_gib == pytest.approx(100.0 - gap.projected_gib)
+    cases = study(LLAMA_8B, table, num_gpus=8)
+    counters = np.array(["allocated-last-rank", "device", "reserved"])
+    gaps = explain_gap(cases, np.array([100.0, 100.0, 100.0]), counters)
+    reading = counter_reading(cases, counters)
+    assert [gap.projected_gib for gap in gaps] == reading.tolist()
+    assert gaps[0].stage == 1
+    for gap in gaps:
+        assert sum(gap.components.values()) == pytest.approx(gap.projected_gib)
+        assert gap.gap_gib == pytest.approx(100.0 - gap.projected_gib)
+
+
+def test_checkpoints_on_the_host_leave_only_the_layer_that_is_rebuilt() -> None:
+    config = TrainingConfig(recompute=Recompute.FULL, recompute_method=RecomputeMethod.UNIFORM)
+    kept, offloaded = (
+        memory_by_stage(
+            study(
+                LLAMA_8B, config, seq_len=65536, stack=Stack(checkpoint_offload_fraction=fraction)
+            ),
+            prior_constants(),
+        ).activations_gib[0, 0]
+        for fraction in (0.0, 1.0)
+    )
+    checkpoint = 65536 * 4096 * 2 / 2**30
+    assert kept - offloaded == pytest.approx((32 - 2) * checkpoint)
+
+
+def test_compiled_layers_keep_less() -> None:
+    plain, compiled = (
+        memory(study(LLAMA_8B, TrainingConfig(), stack=Stack(compiled=on)), prior_constants())
+        for on in (False, True)
+    )
+    assert compiled.device_gib[0] < plain.device_gib[0]
+
+
+def test_attention_scores_count_twice_in_the_backward_pass() -> None:
+    """Kept scores, and the gradients of softmax and scores of the layer that runs."""
+    stored = memory_by_stage(study(LLAMA_8B, TrainingConfig(), stack=Stack(flash_attention=False)))
+    flash = memory_by_stage(study(LLAMA_8B, TrainingConfig()))
+    one_layer = 32 * 4096 * 4096 * 2 / 2**30
+    assert stored.activations_gib[0, 0] - flash.activations_gib[0, 0] > 32 * 0.8 * one_layer
+
+
+def test_deepspeed_keeps_the_outputs_of_a_pipeline_stage() -> None:
+    config = TrainingConfig(pp=4)
+    held = [
+        memory_by_stage(
+            study(LLAMA_8B, config, stack=Stack(framework=framework)), prior_constants()
+        ).activations_gib[0]
+        for framework in (Framework.MEGATRON, Framework.MEGATRON_DEEPSPEED)
+    ]
+    output = 4096 * 4096 * 2 / 2**30
+    assert held[1][0] - held[0][0] == pytest.approx(4 * output)
+    assert held[1][3] == pytest.approx(held[0][3])
+
+
+def test_dtensor_keeps_gathered_inputs_of_tensor_parallel_layers() -> None:
+    config = TrainingConfig(tp=4, sequence_parallel=True)
+    megatron, titan = (
+        memory_by_stage(study(LLAMA_8B, config, stack=Stack(framework=framework)))
+        for framework in (Framework.MEGATRON, Framework.TORCHTITAN)
+    )
+    gathered = 32 * 4096 * 4096 * 2 * 2 * 3 / 4 / 2**30
+    assert titan.activations_gib[0, 0] - megatron.activations_gib[0, 0] > 0.7 * gathered
 
 
 def test_fit_probability() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from memory_cases import LLAMA_8B, gpu, study
 
 from specs.config import ConfigTable
+from specs.stack import Stack
 from surrogate.constants import ConstantFile, shipped_constants
 from surrogate.memory import counter_reading
 from surrogate.memory_constants import MemoryConstants
@@ -21,7 +23,7 @@ def priors() -> ConstantFile:
     kept = {
         name: constant.model_copy(update={"value": constant.prior})
         for name, constant in shipped.constants.items()
-        if not name.startswith("stack_offset/")
+        if not name.startswith(("stack_offset/", "release_offset/"))
     }
     return shipped.model_copy(update={"constants": kept})
 
@@ -43,14 +45,53 @@ def runs(truth: dict[str, float]) -> MemoryRuns:
         weight=np.ones(n),
         fold=np.arange(n),
         stack_names=np.array(["Megatron-LM"] * n, dtype=object),
+        releases=np.array([""] * n, dtype=object),
     )
 
 
-def test_what_the_data_shows_is_found_and_the_rest_stays() -> None:
-    found = fit_memory(runs({"activation_scale/megatron": 1.25}), priors()).values()
-    assert found["activation_scale/megatron"] > 1.1
-    assert found["activation_scale/torchtitan"] == 1.0
-    assert found["fragmentation/maxtext"] == priors().values()["fragmentation/maxtext"]
+def test_what_the_data_shows_is_found_and_other_frameworks_follow_in_part() -> None:
+    held = priors().values()
+    truth = {"logits_bytes/megatron": 1.5 * held["logits_bytes/megatron"]}
+    found = fit_memory(runs(truth), priors()).values()
+    moved = {name: found[f"logits_bytes/{name}"] / held[f"logits_bytes/{name}"] for name in
+             ("megatron", "torchtitan")}  # fmt: skip
+    assert moved["megatron"] > 1.1
+    assert 1.0 < moved["torchtitan"] < moved["megatron"]
+    for fixed in ("op_level_checkpoint/torchtitan", "fp8_weight_bytes/megatron"):
+        assert found[fixed] == pytest.approx(held[fixed], rel=1e-3)
+
+
+def test_a_release_differs_from_its_stack_only_where_its_runs_say_so() -> None:
+    base = runs({})
+    newer = np.arange(len(base.measured_gib)) % 2 == 1
+    told = dataclasses.replace(
+        base,
+        cases=dataclasses.replace(
+            base.cases,
+            stacks=(Stack(version="1"), Stack(version="2")),
+            stack_index=newer.astype(np.int64),
+        ),
+        measured_gib=np.where(newer, 0.85, 1.0) * base.measured_gib,
+        releases=np.where(newer, "Megatron-LM 2", "Megatron-LM 1").astype(object),
+    )
+    found = fit_memory(told, priors()).values()
+    assert found["release_offset/Megatron-LM 2"] < 0.97
+    assert found["release_offset/Megatron-LM 1"] > found["release_offset/Megatron-LM 2"]
+
+
+def test_a_run_out_of_memory_raises_what_is_projected_for_its_like() -> None:
+    base = runs({})
+    capacity = 1.1 * base.measured_gib
+    failed = dataclasses.replace(base, bound=np.ones(len(capacity), dtype=int),
+                                 measured_gib=capacity)  # fmt: skip
+    fits = dataclasses.replace(failed, bound=np.full(len(capacity), -1))
+    before = counter_reading(
+        base.cases, base.counters, MemoryConstants.from_values(priors().values())
+    )
+    for table, raised in ((failed, True), (fits, False)):
+        constants = MemoryConstants.from_values(fit_memory(table, priors()).values())
+        after = counter_reading(base.cases, base.counters, constants)
+        assert (after > before * 1.001).all() == raised
 
 
 def test_nothing_moves_where_the_priors_are_right() -> None:
