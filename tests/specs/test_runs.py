@@ -13,6 +13,7 @@ from specs.choices import (
     Precision,
     Recompute,
     RecomputeMethod,
+    RecomputeModules,
     Schedule,
     TrainingKind,
 )
@@ -182,6 +183,40 @@ def test_the_zero_bubble_fork_has_no_flash_attention() -> None:
     )
     assert [s.flash_attention for s in forks.stacks] == [False, True, False, True]
     assert {s.framework for s in forks.stacks} == {Framework.MEGATRON}
+
+
+@pytest.mark.parametrize(
+    ("notes", "flash", "compiled", "offloaded"),
+    [
+        ("attention-backend=unfused; deterministic-mode=True", False, False, 0.0),
+        ("transformer-impl=local", False, False, 0.0),
+        ("attention-backend=flash", True, False, 0.0),
+        ("torch.compile; selective op AC", True, True, 0.0),
+        ("SimpleFSDP (compiler); batch 1", True, True, 0.0),
+        ("no compile; recompiled twice", True, False, 0.0),
+        ("activation checkpoints offloaded to CPU; chunked loss", True, False, 1.0),
+        ("OOM at the 141GB card with no activation offload", True, False, 0.0),
+    ],
+)
+def test_words_say_what_is_kept_of_a_layer(
+    notes: str, flash: bool, compiled: bool, offloaded: float
+) -> None:
+    stack = read({"framework": "Megatron-LM", "source_date": "2026-01", "notes": notes}).stacks[0]
+    found = (stack.flash_attention, stack.compiled, stack.checkpoint_offload_fraction)
+    assert found == (flash, compiled, offloaded)
+
+
+def test_recomputed_modules_are_read_from_a_list() -> None:
+    notes = "recompute-modules=[layernorm mla_up_proj mlp moe_act]; mtp-num-layers=1"
+    modules = RecomputeModules(
+        int(read({"recompute": "selective", "notes": notes}).config.recompute_modules[0])
+    )
+    assert modules == (
+        RecomputeModules.LAYERNORM
+        | RecomputeModules.MLA_UP_PROJ
+        | RecomputeModules.MLP
+        | RecomputeModules.MOE_ACT
+    )
 
 
 def test_batch_that_is_not_stated_says_nothing_of_pipeline_throughput() -> None:
