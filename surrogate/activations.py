@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specs.choices import MoeDispatcher, Precision, Recompute, RecomputeMethod, RecomputeModules
 from surrogate.cases import Cases
-from surrogate.memory_constants import EAGER, MemoryConstants
+from surrogate.memory_constants import IS_EAGER, MemoryConstants
 
 Column = NDArray[Any]
 
@@ -97,8 +97,8 @@ def layer_bytes(cases: Cases, constants: MemoryConstants) -> LayerBytes:
     tokens = tokens_per_microbatch(cases)
     modules = _modules(cases, constants)
     family = cases.stack.framework
-    scale = tokens * constants.activation_scale[family]
-    scale = scale * np.where(cases.stack.compiled, constants.compiled_activations, 1.0)
+    compiled = np.where(cases.stack.compiled, constants.compiled_activations, 1.0)
+    scale = tokens * (constants.activation_scale[family] * compiled)
     whole_dense, whole_moe = _whole(modules)
     dense, moe, rebuilt_dense, rebuilt_moe = _selective(cases, modules, constants)
     checkpoint = 2.0 * cases.model.hidden_size / sequence_shards(cases)
@@ -107,14 +107,17 @@ def layer_bytes(cases: Cases, constants: MemoryConstants) -> LayerBytes:
     )
     back = constants.backward_copies[family]
     checkpoint = tokens * checkpoint * constants.checkpoint_bytes[family] / layers_per_unit
+    returning: Column = np.zeros(())
     offloaded = cases.stack.checkpoint_offload_fraction
-    # Checkpoints that the host holds come back one layer ahead of the one that is rebuilt.
-    returning = 2.0 * offloaded * checkpoint
+    if offloaded.any():
+        # Checkpoints that the host holds come back one layer ahead of the one that is rebuilt.
+        returning = 2.0 * offloaded * checkpoint
+        checkpoint = checkpoint * (1.0 - offloaded)
     experts = modules.expert_inner + modules.expert_io + modules.shared
     return LayerBytes(
         dense=scale * dense,
         moe=scale * moe,
-        checkpoint=checkpoint * (1.0 - offloaded),
+        checkpoint=checkpoint,
         whole_dense=scale * whole_dense * layers_per_unit + returning,
         whole_moe=scale * whole_moe * layers_per_unit + returning,
         rebuilt_dense=scale * rebuilt_dense,
@@ -127,7 +130,17 @@ def layer_bytes(cases: Cases, constants: MemoryConstants) -> LayerBytes:
 def _gradients(copies: Column, mlp: Column, scores: Column) -> Column:
     """Bytes per token of the largest gradients in a layer's backward pass: those of the MLP, which
     runs first, or of attention scores, when what the MLP kept is freed."""
-    return np.maximum(copies * mlp, scores - mlp)
+    of_mlp: Column = copies * mlp
+    return np.maximum(of_mlp, scores - mlp) if scores.any() else of_mlp
+
+
+def _score_gradients(cases: Cases, width: Column) -> Column:
+    """Bytes per token of the gradients of softmax and scores; none with flash attention."""
+    flash = cases.stack.flash_attention
+    if flash.all():
+        return np.zeros(())
+    heads = cases.model.num_attention_heads / cases.config.tp
+    return np.where(flash, 0.0, 2.0 * width * cases.workload.seq_len * heads)
 
 
 def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
@@ -140,7 +153,7 @@ def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
     saved_input = np.where(is_fp8, constants.fp8_saved_input[family], width)
     matrices = np.where(m.gated_mlp, constants.gated_mlp_copies[family], 1.0)
     # DTensor keeps the gathered input of a column-parallel layer, Megatron gathers it again.
-    gathered = np.where(np.isin(family, EAGER), 1, sp)
+    gathered = np.where(IS_EAGER[family], 1, sp)
     rows = expert_tokens(cases)
     etp = np.maximum(c.etp, 1)
     output_copies = np.where(
@@ -162,9 +175,7 @@ def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
         latents=latents / sp,
         queries_keys_values=qkv / tp,
         core=core * m.num_attention_heads / tp,
-        core_gradients=np.where(s.flash_attention, 0.0, 2.0 * width * cases.workload.seq_len)
-        * m.num_attention_heads
-        / tp,
+        core_gradients=_score_gradients(cases, width),
         core_output=m.num_attention_heads * m.v_head_dim * saved_input / tp,
         mlp=m.ffn_hidden_size * (width * matrices + saved_input) / tp,
         router=np.where(is_moe, ROUTER_BYTES * m.num_experts / sp, 0.0),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specs.choices import MoeDispatcher, Sharding, TrainingKind
 from surrogate.activations import expert_tokens, sequence_shards, tokens_per_microbatch
 from surrogate.cases import Cases
-from surrogate.memory_constants import EAGER, MemoryConstants
+from surrogate.memory_constants import IS_EAGER, MemoryConstants
 from surrogate.pipeline.stages import StageColumns
 from surrogate.states import COMPUTE_BYTES, column, padded_vocab, shards
 
@@ -45,8 +45,9 @@ def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
         constants.fused_logits_bytes[family],
         constants.logits_bytes[family],
     )
-    apart = np.isin(family, EAGER) & (cases.config.tp > 1)
-    per_entry = per_entry + np.where(apart, constants.loss_parallel_bytes, 0.0)
+    if IS_EAGER[family].any():
+        apart = IS_EAGER[family] & (cases.config.tp > 1)
+        per_entry = per_entry + np.where(apart, constants.loss_parallel_bytes, 0.0)
     tokens = tokens_per_microbatch(cases)
     copies = COMPUTE_BYTES * constants.gathered_copies[family]
     gathered = np.where(sequence_shards(cases) > 1, copies, 0.0)

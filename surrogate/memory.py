@@ -27,7 +27,7 @@ from surrogate.buffers import (
     workspace_bytes,
 )
 from surrogate.cases import Cases
-from surrogate.memory_constants import EAGER, MemoryConstants, shipped_memory_constants
+from surrogate.memory_constants import IS_EAGER, MemoryConstants, shipped_memory_constants
 from surrogate.pipeline.schedules import in_flight
 from surrogate.pipeline.stages import StageColumns, stage_table
 from surrogate.states import column, stage_parameters, state_bytes
@@ -287,7 +287,7 @@ def allocates_gradients(cases: Cases) -> Column:
     backward pass and are never alive together with all of them. The allocator does not reuse that
     memory, since gradients are reduced on a stream of their own with its own pool.
     """
-    eager = np.isin(cases.stack.framework, EAGER)
+    eager = IS_EAGER[cases.stack.framework]
     return np.asarray(eager & (cases.microbatches() == 1) & (cases.config.pp == 1))
 
 

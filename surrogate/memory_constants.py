@@ -26,6 +26,8 @@ EAGER = (
     Framework.OTHER,
 )
 """Families whose layers are plain PyTorch: autograd keeps what each operator saves."""
+IS_EAGER = np.array([framework in EAGER for framework in sorted(Framework)])
+"""The same by Framework code."""
 
 
 @dataclass(frozen=True)
