@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ AXES = {
     "overlap": ["none", "dp"],
 }
 """A space that ranks in a blink, so that a process mostly writes."""
+NOT_BEGUN, OPENING = -2, -1
+"""What a process says before it has told a trial."""
+POLL_S, SHORTEST_S = 0.0005, 0.3
+"""Pause between two looks; the shortest stretch within which a kill falls."""
 Held = list[tuple[str, str, float | None]]
 """(config key, state, value) of every trial in order."""
 
@@ -50,7 +55,7 @@ class Durability:
         storage: kind of it.
         kills: processes that were killed while they worked.
         studies: that were run to their end.
-        while_writing: kills after which the storage held some, but not all, trials.
+        while_writing: kills by which the storage had got more trials, but not all.
         would_not_open: kills after which the storage could not be opened.
         lost: trials that a storage held before a kill and not after it.
         doubled: configs that two trials have.
@@ -113,22 +118,13 @@ def measure_durability(
     _end(context, reference, folder, "reference", trials)
     wanted = held(reference, "reference")
     found = Durability(storage_address(_place(storage, folder, 0), folder).kind)
-    number, whole_s = 0, 0.0
+    number = 0
     while found.kills < kills:
         address = storage_address(_place(storage, folder, number), folder)
         name, before = f"{tag}-{number}", Held()
-        if not whole_s:  # how long a study takes here, with its process
-            whole_s = _end(context, address, folder, f"{tag}-whole", trials)
-            _forget(address, f"{tag}-whole")
         while len(before) < trials and found.kills < kills:
-            process = context.Process(target=_work, args=(address, folder, name, trials))
-            process.start()
-            left_s = whole_s * (1 - len(before) / trials)
-            process.join(timeout=float(moments.uniform(0.0, left_s)))
-            if process.exitcode is not None:
+            if not _killed(context, moments, address, folder, name, len(before), trials):
                 break
-            process.kill()
-            process.join()
             found.kills += 1
             advance(1)
             before = _judge(found, address, name, before, wanted)
@@ -139,6 +135,39 @@ def measure_durability(
         _forget(address, name)
         number += 1
     return found
+
+
+def _killed(
+    context: Any,
+    moments: np.random.Generator,
+    address: StorageAddress,
+    folder: Path,
+    name: str,
+    held_now: int,
+    trials: int,
+) -> bool:
+    """Kills a process at a random moment; False where it ended before.
+
+    The moment is within the evaluation or the writing of a random one of the trials that are left,
+    or, one time in four, while the storage is opened or made. Progress is counted, not time: how
+    fast this machine is at the moment does not matter.
+    """
+    told = context.Value("i", NOT_BEGUN)
+    process = context.Process(target=_work, args=(address, folder, name, trials, told))
+    target = OPENING if moments.random() < 0.25 else int(moments.integers(held_now, trials))
+    process.start()
+    changed, interval_s, seen = time.monotonic(), 0.0, told.value
+    while process.exitcode is None and told.value < target:
+        if told.value != seen:
+            seen, now = told.value, time.monotonic()
+            changed, interval_s = now, max(interval_s, now - changed) if seen > held_now else 0.0
+        time.sleep(POLL_S)
+    process.join(timeout=float(moments.uniform(0.0, max(interval_s, SHORTEST_S))))
+    if process.exitcode is not None:
+        return False
+    process.kill()
+    process.join()
+    return True
 
 
 def _place(storage: str, folder: Path, number: int) -> str:
@@ -157,12 +186,22 @@ def durability_job(name: str) -> Job:
     return replace(job, experiment=replace(job.experiment, name=name))
 
 
-def _work(address: StorageAddress, folder: Path, name: str, trials: int) -> None:
-    """The process that is killed."""
+def _work(address: StorageAddress, folder: Path, name: str, trials: int, told: Any = None) -> None:
+    """The process that is killed; ``told`` is what it says of where it is."""
     from studies.training import StudyOptions, run_study
 
+    @contextmanager
+    def progress(text: str, _total: int | None) -> Iterator[Callable[[int], None]]:
+        def advance(steps: int) -> None:
+            if text == "trials" and told is not None:
+                told.value = max(told.value, 0) + steps
+
+        yield advance
+        if told is not None and told.value == NOT_BEGUN:
+            told.value = OPENING  # the space is ranked; the storage comes next
+
     options = StudyOptions(out=folder / "out", storage=address.url, trials=trials)
-    run_study(durability_job(name), options)
+    run_study(durability_job(name), options, progress)
 
 
 def _end(context: Any, address: StorageAddress, folder: Path, name: str, trials: int) -> float:
@@ -209,7 +248,7 @@ def _judge(
         found.problems.append(str(error))
         return before
     found.open_s = max(found.open_s, time.monotonic() - started)
-    found.while_writing += 0 < len(now) < len(wanted)
+    found.while_writing += len(before) < len(now) < len(wanted)
     found.lost += len(set(before) - set(now))
     found.doubled += len(now) - len({key for key, _, _ in now})
     found.changed += sum(a != b for a, b in zip(now, wanted, strict=False))
