@@ -29,6 +29,11 @@ CalibrationOption = Annotated[
 ]
 
 
+SHOWN_PEAKS = 5
+SMALLEST_GIB = 0.05
+"""Smaller components are not printed."""
+
+
 def validate_command(
     runs: Annotated[Path, typer.Argument(metavar="R.csv", help="Table of measured runs.")],
     models: ModelsOption = None,
@@ -97,19 +102,17 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
 
 
 def _show_worst_peaks(output: Output, worst: list[dict[str, Any]]) -> None:
-    """Prints what the projections with the largest errors consist of."""
-    names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
-    header = ("worst peaks, GiB", "counter", "measured", "projected", *names)
-    rows = [
-        (
-            peak["run_id"],
-            peak["counter"],
-            *(f"{peak[name]:.1f}" for name in ("measured_gib", "projected_gib")),
-            *(f"{peak['components'][name]:.1f}" for name in names),
+    """Prints what the projections with the largest errors consist of, largest part first."""
+    if worst:
+        output.say("peaks projected worst, GiB by component in the reading of their counter:")
+    for peak in worst[:SHOWN_PEAKS]:
+        error = peak["projected_gib"] / peak["measured_gib"] - 1
+        parts = sorted(peak["components"].items(), key=lambda part: -part[1])
+        output.say(
+            f"  {peak['run_id']}: {peak['measured_gib']:.1f} {peak['counter']}, projected "
+            f"{peak['projected_gib']:.1f} ({error:+.0%}) = "
+            + ", ".join(f"{name} {gib:.1f}" for name, gib in parts if abs(gib) >= SMALLEST_GIB)
         )
-        for peak in worst
-    ]
-    output.table("", header, rows)
 
 
 def _cells(label: str, found: dict[str, Any]) -> tuple[Any, ...]:
