@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,18 @@ def opinion_of(candidates: Candidates, advice: Advice) -> Floats:
     return scores
 
 
+_STANDINGS: WeakKeyDictionary[Candidates, dict[int, tuple[Advice, Floats]]] = WeakKeyDictionary()
+"""Standings by candidates and round: a study asks for the same ones before every trial."""
+
+
+def _standing(candidates: Candidates, advice: Advice) -> Floats:
+    """What a round thought of each candidate, as ``search.prior.standings``."""
+    held = _STANDINGS.setdefault(candidates, {})
+    if id(advice) not in held:  # the advice is kept with it, so its id is not given away again
+        held[id(advice)] = (advice, standings(opinion_of(candidates, advice)))
+    return held[id(advice)][1]
+
+
 def foretold(
     candidates: Candidates, advice: Sequence[Advice], order: Sequence[int]
 ) -> dict[int, float]:
@@ -69,16 +82,12 @@ def foretold(
         order: the row that each trial evaluated, -1 for one beside the pool.
     """
     held = [a for a in advice if not a.failure]
-    standing: dict[int, Floats] = {}
     told: dict[int, float] = {}
     for position, row in enumerate(order):
         before = [a for a in held if a.known <= position]
         if row < 0 or not before:
             continue
-        number = before[-1].number
-        if number not in standing:
-            standing[number] = standings(opinion_of(candidates, before[-1]))
-        told[int(row)] = float(standing[number][row])
+        told[int(row)] = float(_standing(candidates, before[-1])[row])
     return told
 
 
@@ -89,7 +98,7 @@ def current_opinion(
     held = [a for a in advice if not a.failure]
     if not held:
         return None
-    return Opinion(opinion_of(candidates, held[-1]), foretold(candidates, advice, order))
+    return Opinion(_standing(candidates, held[-1]), foretold(candidates, advice, order))
 
 
 def agreement(told: Mapping[int, float], rows: Sequence[int], values: Sequence[float]) -> float:
