@@ -24,6 +24,7 @@ KNOWLEDGE_SD: dict[str, tuple[float, float]] = {
     "attention_utilisation": (0.12, 0.20),
     "attention_backward": (0.10, 0.10),
     "grouped_utilisation": (0.25, 0.30),
+    "grouped_padding": (0.50, 1.20),
     "memory_utilisation": (0.08, 0.08),
     "optimizer_utilisation": (0.12, 0.12),
     "link_utilisation": (0.12, 0.20),
@@ -35,7 +36,8 @@ KNOWLEDGE_SD: dict[str, tuple[float, float]] = {
 }
 """Log sd of a node's own factor: where kernels of its GPU were profiled, and where they were
 carried from kin. Assumed: errors of the kernel laws on GPUs left out are 5 to 15% for GEMMs, and
-differences of software and cabling between nodes are larger for the rest."""
+differences of software and cabling between nodes are larger for the rest. Padding of expert GEMMs
+is as open as ``BELIEFS`` says: a tile of rows on one architecture, nothing on another."""
 
 ITEM_SD: dict[str, float] = {
     "gemm": 0.08,

@@ -37,7 +37,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "gemm": ("gemm_utilisation",),
     "attention": ("attention_utilisation",),
     "attention_backward": ("attention_backward",),
-    "grouped_gemm": ("grouped_utilisation", "gemm_utilisation"),
+    "grouped_gemm": ("grouped_utilisation", "grouped_padding", "gemm_utilisation"),
     "elementwise": ("memory_utilisation",),
     "optimizer": ("optimizer_utilisation",),
     "collective": ("link_utilisation", "nic_utilisation", "link_latency", "nic_latency"),

@@ -25,6 +25,7 @@ from studies.job import Job
 from studies.profiled import learned_from
 from surrogate.learned import Learned
 from surrogate.memory import memory_log_sd
+from surrogate.validation import Projected
 
 Floats = NDArray[np.float64]
 
@@ -50,12 +51,11 @@ def after_profile(truth: Truth, profile: Profile) -> Learned:
     return learned_from(truth.job, shortlisted(truth.job), profile)[0]
 
 
-def speed_errors(projected: Any, measured: Floats) -> dict[str, float]:
+def speed_errors(projected: Projected, measured: Floats) -> dict[str, float]:
     """Errors of throughput, fractions; ``rank`` is Kendall's tau-b."""
     from scipy.stats import kendalltau
 
-    speed = np.asarray(projected.tokens_per_s_per_gpu)
-    low, high = np.asarray(projected.lo90), np.asarray(projected.hi90)
+    speed, low, high = projected.value, projected.lo90, projected.hi90
     ratio = speed / measured
     return {
         "mape": float(np.mean(np.abs(ratio - 1))),
@@ -82,7 +82,9 @@ def zero_shot(truth: Truth, learned: Learned) -> dict[str, Any]:
     projected = learned_job(truth.job, learned).project(truth.table)
     runtime = truth.job.experiment.stack.runtime_gib or 0.0
     return {
-        "speed": speed_errors(projected, truth.mean),
+        "speed": speed_errors(
+            Projected(projected.tokens_per_s_per_gpu, projected.lo90, projected.hi90), truth.mean
+        ),
         "allocated": memory_errors(np.asarray(projected.allocated_gib), truth.allocated_gib),
         "device": memory_errors(np.asarray(projected.device_gib), truth.reserved_gib + runtime),
     }

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,11 @@ from collectors.trainer.from_config import settings_of
 from collectors.trainer.loop import OUT_OF_MEMORY, is_out_of_memory, train
 from collectors.trainer.settings import Settings
 from studies.inputs import resolve
+from studies.job import Job
 
 STEPS = 4
+NEAR = 0.8
+"""Share of the memory limit below which a config is not run again under it: it fits."""
 RUN_LIMIT_S = 60.0
 
 
@@ -115,8 +120,14 @@ def _is_kept(line: str) -> bool:
     return " iteration " in line or "memory (MB)" in line or line.startswith("[Rank ")
 
 
-def wanted(rounds: int) -> Iterator[tuple[str, int, str, Settings, int]]:
-    """(study, round, config, settings, processes), round after round."""
+def peak_gib(row: dict[str, Any]) -> float:
+    """Highest resident growth of the ranks of a run; 0 where it printed none."""
+    found = re.findall(r"max reserved: ([\d.]+)", "\n".join(row["log"]))
+    return max(map(float, found), default=0.0) / 1024
+
+
+def wanted(rounds: int) -> Iterator[tuple[str, int, str, Settings, Job]]:
+    """(study, round, config, settings, job), round after round."""
     jobs = {name: resolve(str(path)) for name, path in STUDIES.items()}
     for number in range(rounds):
         for name, job in jobs.items():
@@ -124,7 +135,7 @@ def wanted(rounds: int) -> Iterator[tuple[str, int, str, Settings, int]]:
                 labels = json.dumps(config.as_labels())
                 gpus = job.cluster.num_gpus
                 settings = settings_of(config, job.experiment.workload, gpus, STEPS)
-                yield name, number, labels, settings, gpus
+                yield name, number, labels, settings, job
 
 
 def main() -> int:
@@ -132,29 +143,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=11.0)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--limit-gib", type=float, default=0.0, help="make memory run out for real")
+    parser.add_argument(
+        "--limit", action="store_true", help="make the memory limit real, two steps"
+    )
     parser.add_argument("--most", type=int, default=10**9, help="runs at most")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    from dataclasses import replace
-
     torch.set_num_threads(1)
-    known = set()
+    rows = []
     if options.out.exists():
-        rows = map(json.loads, options.out.read_text().splitlines())
-        known = {(row["study"], row["round"], row["config"], row["limit_gib"]) for row in rows}
+        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+    known = {(row["study"], row["round"], row["config"], row["limit_gib"] > 0) for row in rows}
+    peaks = {(row["study"], row["config"]): peak_gib(row) for row in rows if row["round"] == 0}
     end, made = time.monotonic() + 60 * options.minutes, 0
-    for study, number, labels, settings, gpus in wanted(options.rounds):
-        if (study, number, labels, options.limit_gib) in known:
+    for study, number, labels, settings, job in wanted(options.rounds):
+        if (study, number, labels, options.limit) in known:
             continue
         if time.monotonic() > end or made >= options.most:
             return 1
-        settings = replace(settings, skip_memory_step=number > 0)
-        if options.limit_gib:
-            limits = {"memory_limit_gib": options.limit_gib, "skip_memory_step": True}
-            settings = replace(settings, train_iters=2, **limits)
-        row = {"study": study, "round": number, "config": labels, "limit_gib": options.limit_gib}
-        row |= {"started": time.time(), **run(settings, gpus)}
+        limit_gib = job.cluster.gpu.hbm_gib.value if options.limit else 0.0
+        if options.limit:
+            runtime_gib = job.experiment.stack.runtime_gib or 0.0
+            if peaks.get((study, labels), limit_gib) + runtime_gib < NEAR * limit_gib:
+                continue
+            settings = replace(settings, train_iters=2, memory_limit_gib=limit_gib)
+        # The first round counts tensors in a step of its own; the others need not.
+        settings = replace(settings, skip_memory_step=number > 0 or options.limit)
+        row = {"study": study, "round": number, "config": labels, "limit_gib": limit_gib}
+        row |= {"started": time.time(), **run(settings, job.cluster.num_gpus)}
         made += 1
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")

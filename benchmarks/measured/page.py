@@ -54,7 +54,7 @@ def _study(s: dict[str, Any]) -> list[str]:
             if k != "0"
         ),
         "",
-        f"Runs until one within 2% of the best was made, over {found['seeds']} seeds "
+        f"Runs until one of a config within 2% of the best, over {found['seeds']} seeds "
         f"({found['within_2_percent']} of {found['configs']} configs are within 2%; the config "
         f"believed best is {found['believed_best_regret']:.1%} below the best, the baseline "
         f"{found['start_regret']:.1%}):",
