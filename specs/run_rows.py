@@ -33,6 +33,7 @@ from specs.layout import virtual_stages
 from specs.model import Model
 from specs.provenance import Quantity
 from specs.run_words import (
+    FULL_RECOMPUTE_BY_DEFAULT,
     SEQUENCE_PARALLEL_BY_DEFAULT,
     WITHOUT_MTP,
     Words,
@@ -392,11 +393,11 @@ def _schedule(
 def _recompute(
     row: dict[str, str], family: Framework, defaults: Counter[str]
 ) -> tuple[Recompute, bool]:
-    """Granularity and whether it is unknown; MaxText runs are full rematerialisation."""
+    """Granularity and whether it is unknown; some families recompute in full by default."""
     if row.get("recompute"):
         return Recompute.parse(row["recompute"]), False
     defaults["recompute"] += 1
-    if family is Framework.MAXTEXT:
+    if family in FULL_RECOMPUTE_BY_DEFAULT:
         return Recompute.FULL, False
     return Recompute.NONE, True
 

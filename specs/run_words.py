@@ -37,6 +37,9 @@ COMPILED_BY_XLA = (Framework.MAXTEXT,)
 """Always compiled: its constants hold for that."""
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
+FULL_RECOMPUTE_BY_DEFAULT = (Framework.MAXTEXT, Framework.HUGGING_FACE, Framework.DEEPSPEED)
+"""Published MaxText runs rematerialise in full; the trainers of fine-tuning (TRL, ms-swift,
+LLaMA-Factory, the scripts of Qwen) checkpoint every layer unless told not to."""
 SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
 BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE)
 """Their performance recipes reduce gradients in bf16 (``grad_reduce_in_fp32: false``)."""

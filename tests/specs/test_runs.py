@@ -129,12 +129,13 @@ def test_virtual_stages_without_a_label_are_interleaved() -> None:
     assert read({"vpp": "5"}).config.config(0).schedule is Schedule.INTERLEAVED
 
 
-def test_recompute_that_is_not_stated_is_unknown_but_maxtext_is_full() -> None:
+def test_recompute_that_is_not_stated_is_unknown_or_the_default_of_the_framework() -> None:
     unknown = read({"recompute": ""})
     assert unknown.recompute_unknown[0]
-    maxtext = read({"recompute": "", "framework": "MaxText"})
-    assert not maxtext.recompute_unknown[0]
-    assert maxtext.config.config(0).recompute is Recompute.FULL
+    for framework in ("MaxText", "HF Trainer", "LlamaFactory (DeepSpeed)"):
+        full = read({"recompute": "", "framework": framework})
+        assert not full.recompute_unknown[0]
+        assert full.config.config(0).recompute is Recompute.FULL
     some = read({"recompute": "full", "recompute_layers": "2"}).config.config(0)
     assert (some.recompute_method, some.recompute_layers) == (RecomputeMethod.BLOCK, 2)
 
