@@ -85,8 +85,7 @@ def calibrate(
         InputError: no run has a throughput to learn from, or one that is possible.
     """
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
-    peaks = shipped().with_peaks(table).calibration
-    if not len(used) and not len(peaks.peaks):
+    if not len(used) and not len(shipped().with_peaks(table).peaks()):
         raise InputError(
             f"{source} has no run to calibrate with: tokens_per_s_per_gpu, step_time_s or a peak "
             "of memory, and the config, must be stated."
@@ -95,13 +94,16 @@ def calibrate(
     impossible = np.abs(calibration.errors) > LARGEST_LOG_ERROR
     skipped = [refusal._asdict() for refusal in table.refused]
     skipped += [_impossible(used, calibration, int(row)) for row in np.flatnonzero(impossible)]
+    # Where the throughput is not that of the config, the peak is not to be believed either.
+    believed = table.take(~np.isin(table.run_id, used.run_id[impossible]))
+    peaks = shipped().with_peaks(believed).calibration
     if impossible.all() and not len(peaks.peaks):
         raise InputError(f"{source} has no run to calibrate with: {skipped[-1]['reason']}.")
     if impossible.any():
         used = used.take(np.flatnonzero(~impossible))
         calibration = shipped().calibrated(used).calibration
     calibration = calibration.merged(peaks)
-    skipped += _impossible_peaks(table, peaks.peaks)
+    skipped += _impossible_peaks(believed, peaks.peaks)
     if known:
         calibration = merge(known, fit_date)[0].merged(calibration)
     report = report_of(calibration)
