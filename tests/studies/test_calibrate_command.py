@@ -1,0 +1,84 @@
+"""``foretune calibrate`` on small tables: merging, contradiction, peaks alone, other releases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from studies.cli.main import call
+
+COLUMNS = (
+    "run_id,gpu,gpus_per_node,num_gpus,framework,model,precision,seq_len,gbs,mbs,tp,pp,sharding,"
+    "recompute,tokens_per_s_per_gpu,peak_mem_gb,memory_counter,memory_unit"
+)
+
+
+def table(path: Path, *runs: tuple[str, int, int, str, str]) -> Path:
+    """A table of runs: name, tp, mbs, tokens/s/GPU and peak of each."""
+    rows = [
+        f"{name},MI300X,8,16,Primus,llama3.1-8b,bf16,8192,128,{mbs},{tp},1,zero1,none,{speed},"
+        f"{peak},device,gib"
+        for name, tp, mbs, speed, peak in runs
+    ]
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    return path
+
+
+def calibrate(capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, Any]:
+    """The JSON of a calibration that works."""
+    assert call(["calibrate", *map(str, options), "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_calibrations_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = table(tmp_path / "1.csv", ("a", 2, 1, "7400", "71"), ("b", 1, 1, "8300", ""))
+    two = table(tmp_path / "2.csv", ("b", 1, 1, "8300", ""), ("c", 4, 2, "5900", "66"))
+    first, both, again = (tmp_path / name for name in ("1.json", "both.json", "again.json"))
+    assert calibrate(capsys, "--runs", one, "--out", first)["runs"] == 2
+    told = calibrate(capsys, "--runs", two, "--merge", first, "--out", both)
+    assert (told["runs"], told["memory"]["peaks"]) == (3, 2)
+    merged = calibrate(capsys, "--merge", both, "--merge", first, "--out", again)
+    assert merged["before"]["mape"] == pytest.approx(told["before"]["mape"], rel=1e-4)
+    assert [part["file"] for part in json.loads(again.read_text())["merged_from"]] == [
+        str(both), str(first),
+    ]  # fmt: skip
+
+
+def test_runs_that_contradict_each_other_are_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = table(tmp_path / "r.csv", ("a", 2, 1, "9000", ""), ("b", 2, 2, "3000", ""))
+    assert call(["calibrate", "--runs", str(runs), "--out", str(tmp_path / "c.json")]) == 0
+    assert "contradict each other" in " ".join(capsys.readouterr().out.split())
+
+
+def test_peaks_alone_calibrate_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = table(tmp_path / "r.csv", ("a", 2, 1, "", "71")), tmp_path / "c.json"
+    told = calibrate(capsys, "--runs", runs, "--out", out)
+    assert (told["runs"], told["memory"]["peaks"]) == (0, 1)
+    errors = []
+    for options in ([], ["--calibration", str(out)]):
+        assert call(["validate", str(runs), *options, "--json"]) == 0
+        errors.append(json.loads(capsys.readouterr().out)["memory"]["mape"])
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("options", [[], ["--merge", "other.json"]])
+def test_nothing_to_learn_from_is_bad_input(
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = table(tmp_path / "r.csv", ("a", 2, 1, "7400", ""))
+    calibrate(capsys, "--runs", runs, "--out", "c.json")
+    content = json.loads(Path("c.json").read_text()) | {"projections": "of another release"}
+    Path("other.json").write_text(json.dumps(content))
+    assert call(["calibrate", "--out", "new.json", *options]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("new.json").exists()
