@@ -31,7 +31,11 @@ def _study(s: dict[str, Any]) -> list[str]:
         f"{s['configs']} configs, {s['rounds']} rounds each: {speed['slowest']:,.0f} to "
         f"{speed['fastest']:,.0f} tokens/s/GPU. The rounds of a config differ by "
         f"{speed['spread_median']:.1%} (median), {speed['spread_p90']:.1%} (90th percentile). "
-        f"{s['out_of_memory']} configs run out of the memory limit.",
+        + (
+            f"{s['out_of_memory']} configs run out of the memory limit."
+            if s["out_of_memory"]
+            else "None runs out of memory."
+        ),
         "",
         "| throughput | mean error | median error | bias | 90% intervals hold | half width | "
         "Kendall's tau |",
@@ -55,9 +59,10 @@ def _study(s: dict[str, Any]) -> list[str]:
         ),
         "",
         f"Runs until one of a config within 2% of the best, over {found['seeds']} seeds "
-        f"({found['within_2_percent']} of {found['configs']} configs are within 2%; the config "
+        f"({found['within_2_percent']} of {found['configs']} configs within 2%; the config "
         f"believed best is {found['believed_best_regret']:.1%} below the best, the baseline "
-        f"{found['start_regret']:.1%}):",
+        f"{found['start_regret']:.1%}). Coordinate descent and PoolSampler begin with the baseline, "
+        "which counts; the others do not. Seeds also decide which round of a config answers.",
         "",
         "| method | mean | median | 90th percentile |",
         "|---|---|---|---|",

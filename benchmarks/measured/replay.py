@@ -17,7 +17,7 @@ from benchmarks.search.tables import varying_axes
 from search.config_pool import loadings
 from surrogate.learned import Learned
 
-SEEDS = 30
+SEEDS = 100
 METHODS = ("random", "TPE", "coordinate descent", "analytic top-k", "PoolSampler")
 
 

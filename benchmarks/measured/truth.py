@@ -2,7 +2,8 @@
 
 ``runs.csv`` has the columns of tables of measured runs and one for every axis: one row a round, its
 step time being the median of the steps behind the first. A row whose id ends in ``-oom`` is a run
-under the memory limit that ran out of it.
+under the memory limit that ran out of it. ``python -m benchmarks.measured.truth LINES.jsonl``
+writes it.
 """
 
 from __future__ import annotations
@@ -193,3 +194,9 @@ def _rows(line: Mapping[str, Any], job: Job) -> Iterator[dict[str, Any]]:
         row |= {"peak_mem_gb": f"{peaks['allocated']:.5g}", "memory_unit": "GiB"}
         row["memory_counter"] = "allocated"
     yield row
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(f"{write_truth(Path(sys.argv[1]))} rows in {RUNS}")

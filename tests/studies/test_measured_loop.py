@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measured import errors
+from benchmarks.measured.truth import truths
+from specs.choices import Sharding
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.profile_rows import read_profile
 from studies.inputs import resolve
 from studies.measured_loop import run_loop
 from studies.measured_oracle import MeasuredOracle
@@ -97,27 +101,25 @@ class Replayed(MeasuredOracle):
 
     def measure(self, config, folder):
         del folder
-        from specs.choices import Sharding
-
         alone = config.changed(sharding=Sharding.NONE)
         return self.known.get(config) or self.known[alone]
 
 
-def test_the_loop_ends_by_itself_near_the_best(tmp_path):
-    truth_module = pytest.importorskip("benchmarks.measured.truth")
-    truth = truth_module.truths()["cpu_two_process"]
+@pytest.mark.parametrize("name", ["cpu_two_process", "cpu_two_process_moe"])
+def test_the_loop_ends_by_itself_near_the_best(tmp_path, name):
+    """On configs that were really run, after the profile of the machine they ran on."""
+    truth = truths()[name]
+    learned = errors.after_profile(truth, read_profile(errors.profile_file(name)))
+    job = errors.learned_job(truth.job, learned)
     known = {
-        config: Outcome(out_of_memory=True)
-        if oom
-        else Outcome(tokens_per_s_per_gpu=float(speed), peak_gib=float(peak), counter="allocated")
-        for config, speed, peak, oom in zip(
-            truth.configs, truth.mean, truth.allocated_gib, truth.out_of_memory, strict=True
+        config: Outcome(tokens_per_s_per_gpu=speed, peak_gib=peak, counter="allocated")
+        for config, speed, peak in zip(
+            truth.configs, truth.mean.tolist(), truth.allocated_gib.tolist(), strict=True
         )
     }
-    oracle = Replayed(truth.job, tmp_path, known=known)
-    loop = run_loop(opened(truth.job, tmp_path), oracle, lambda _: None, most=60)
+    loop = run_loop(opened(job, tmp_path), Replayed(job, tmp_path, known=known), print, most=60)
     assert loop.why_stopped == "no config promises more than the noise of a run"
     assert loop.best is not None
-    best = float(truth.mean[~truth.out_of_memory].max())
-    assert loop.best.tokens_per_s_per_gpu >= 0.95 * best
-    assert len(loop.runs) < len(truth) / 2
+    assert loop.best.tokens_per_s_per_gpu is not None
+    assert loop.best.tokens_per_s_per_gpu >= 0.9 * float(truth.mean.max())
+    assert len(loop.runs) < len(truth) / 3
