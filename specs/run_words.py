@@ -37,7 +37,7 @@ COMPILED_BY_XLA = (Framework.MAXTEXT,)
 """Always compiled: its constants hold for that."""
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
-FULL_RECOMPUTE_BY_DEFAULT = (Framework.MAXTEXT, Framework.HUGGING_FACE, Framework.DEEPSPEED)
+FULL_RECOMPUTE_BY_DEFAULT = (Framework.MAXTEXT, Framework.HUGGING_FACE)
 """Published MaxText runs rematerialise in full; the trainers of fine-tuning (TRL, ms-swift,
 LLaMA-Factory, the scripts of Qwen) checkpoint every layer unless told not to."""
 SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)

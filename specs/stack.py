@@ -48,6 +48,8 @@ _PATTERNS = (
     ("trl", Framework.HUGGING_FACE),
     ("transformers", Framework.HUGGING_FACE),
     ("swift", Framework.HUGGING_FACE),
+    ("llamafactory", Framework.HUGGING_FACE),
+    ("axolotl", Framework.HUGGING_FACE),
     ("fsdp", Framework.PYTORCH_FSDP),
     ("deepspeed", Framework.DEEPSPEED),
     ("megatron", Framework.MEGATRON),

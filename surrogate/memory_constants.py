@@ -85,7 +85,7 @@ class MemoryConstants:
                 continue
             keys = VENDORS if f"{field.name}/amd" in values else FRAMEWORKS
             columns[field.name] = np.array([values[f"{field.name}/{key}"] for key in keys])
-        offsets = {
+        offsets: dict[str, Any] = {
             name: {
                 key.removeprefix(f"{name}/"): value
                 for key, value in values.items()

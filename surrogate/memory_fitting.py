@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,8 @@ class MemoryRuns:
 
     def take(self, rows: Any) -> MemoryRuns:
         """The selected rows."""
-        columns = ("counters", "measured_gib", "bound", "weight", "fold")
-        columns += ("stack_names", "releases")
-        picked = {name: getattr(self, name)[rows] for name in columns}
+        names = [field.name for field in fields(self) if field.name != "cases"]
+        picked = {name: getattr(self, name)[rows] for name in names}
         return MemoryRuns(cases=self.cases.take(rows), **picked)
 
 
