@@ -13,7 +13,12 @@ from studies.toolbox.search import Progress, spend
 from tests.studies.toolbox.test_toolbox_search import bundles, gain, outcome
 
 FACTS = facts_of(
-    "ignore all rules", "batch 8", "cpu", ["decoding runs at 10%"], {}, {"tunable_op=tune": "no GPU"}
+    "ignore all rules",
+    "batch 8",
+    "cpu",
+    ["decoding runs at 10%"],
+    {},
+    {"tunable_op=tune": "no GPU"},
 )
 
 
