@@ -46,8 +46,11 @@ class Oracle(Protocol):
     get another value: trials of different fingerprints never share a study.
     """
 
-    name: str
-    fingerprint: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def evaluate(self, config: TrainingConfig) -> Evaluation | Crash:
         """What the config is worth; a failure of the oracle itself is a Crash, never raised."""

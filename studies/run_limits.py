@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specs.choices import Precision, TrainingKind
+from specs.choices import TrainingKind
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
@@ -33,7 +33,7 @@ def fastest_tokens_per_s_per_gpu(job: Job, config: TrainingConfig) -> float:
     if workload.kind is TrainingKind.LORA:
         flops *= FROZEN_SHARE
     peaks = job.cluster.gpu.peak_flops
-    peak = peaks[Precision(config.precision).gemm_format].value
+    peak = peaks[config.precision.gemm_format].value
     return float(peak / flops)
 
 

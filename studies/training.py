@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class StudyOptions:
     from_study: str | None = None
     crew: Crew = field(default_factory=Crew)
     llm: LlmOptions | None = None
+    oracle_of: Callable[[Job], Oracle] = SurrogateOracle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,14 @@ class Study:
         """
         candidates = [t for t in self.trials if t.fits and self.space.allows(t.config)]
         if not candidates:
+            crashes = [t.details["crash"] for t in self.trials if "crash" in t.details]
+            failed = (
+                f" ({len(crashes)} could not be evaluated: {crashes[0].rstrip('.')})"
+                if crashes
+                else ""
+            )
             raise InfeasibleError(
-                f"none of the {len(self.trials)} trials fits; allow more with --trials."
+                f"none of the {len(self.trials)} trials fits{failed}; allow more with --trials."
             )
         return max(candidates, key=lambda trial: trial.expected)
 
@@ -116,7 +123,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     address = storage_address(options.storage, options.out / "foretune.db")
     space = Space.of(job.experiment, job.cluster, full=True)
     ranking = rank_space(job, space, progress)
-    oracle = SurrogateOracle(job)
+    oracle = options.oracle_of(job)
     inputs = study_inputs(job, space, oracle, seed or 0)
     if options.llm is not None:
         check_alone(options.crew)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from studies.job import Job
     from studies.measured_loop import Loop
 
-SURROGATE, MEASURE = "surrogate", "measure"
+SURROGATE, MEASURE, PRIMUS = "surrogate", "measure", "primus"
 PROFILE = "2m"
 """What ``--oracle measure`` profiles for where no time is given."""
 
@@ -22,8 +22,9 @@ OracleOption = Annotated[
     typer.Option(
         "--oracle",
         metavar="NAME",
-        help="What evaluates configs in the end: surrogate, or measure, which also profiles this "
-        "node and runs the reference trainer on it until no config promises more than noise.",
+        help="What evaluates configs in the end: surrogate; measure, which also profiles this node "
+        "and runs the reference trainer on it until no config promises more than noise; or primus, "
+        "the projection of an installed Primus.",
     ),
 ]
 MostRunsOption = Annotated[
@@ -40,8 +41,8 @@ def is_measured(oracle: str) -> bool:
     """
     from specs.errors import InputError
 
-    if oracle not in (SURROGATE, MEASURE):
-        raise InputError(f"there is no oracle {oracle!r}; use {SURROGATE} or {MEASURE}.")
+    if oracle not in (SURROGATE, MEASURE, PRIMUS):
+        raise InputError(f"there is no oracle {oracle!r}; use {SURROGATE}, {MEASURE} or {PRIMUS}.")
     return oracle == MEASURE
 
 

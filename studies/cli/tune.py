@@ -33,6 +33,7 @@ from studies.cli.llm_options import (
     llm_options,
 )
 from studies.cli.measured import (
+    PRIMUS,
     PROFILE,
     MostRunsOption,
     OracleOption,
@@ -40,6 +41,7 @@ from studies.cli.measured import (
     measured_loop,
     show_loop,
 )
+from studies.cli.primus import PrimusModeOption, primus_json, primus_of, show_primus
 from studies.cli.project import show_job, show_stages
 from studies.cli.space import PinOption, pinned_values
 from studies.cli.validate import CalibrationOption
@@ -123,6 +125,7 @@ def tune_command(
     python: PythonOption = None,
     oracle: OracleOption = "surrogate",
     runs: MostRunsOption = None,
+    primus_mode: PrimusModeOption = "simulate",
     workers: WorkersOption = None,
     lease: LeaseOption = "1m",
     llm: LlmOption = None,
@@ -178,6 +181,9 @@ def tune_command(
             replay,
         ),
     )
+    primus = primus_of(job, primus_mode, storage, out) if oracle == PRIMUS else None
+    if primus is not None:
+        options = replace(options, oracle_of=lambda _: primus)
     change = None
     if profile is not None:
         processes = job.cluster.gpus_per_node if measured else 0
@@ -196,6 +202,7 @@ def tune_command(
     if as_json:
         content = result.as_json(files, answer.as_json(rival) if answer else None)
         content |= {"profile": change.as_json()} if change else {}
+        content |= {"primus": primus_json(study)} if primus else {}
         output.result(content | ({"measured": loop.as_json()} if loop else {}))
         return
     show_result(output, result)
@@ -206,6 +213,8 @@ def tune_command(
         output.say(rival)
     if loop:
         show_loop(output, loop)
+    if primus:
+        show_primus(output, study, primus)
     output.say("", f"study {study.name!r} in {study.storage}", f"files in {study.folder}:")
     output.say(*(f"  {path.name}" for path in files))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,17 @@ def write_overlay(
     Raises:
         InputError: see ``write_experiment``, or the file cannot be written.
     """
-    content = write_experiment(experiment, config)
+    write_yaml(path, write_experiment(experiment, config), comments)
+
+
+def write_yaml(path: Path, content: Mapping[str, Any], comments: tuple[str, ...] = ()) -> None:
+    """Writes an experiment as a YAML file under comments, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    text = head + yaml.safe_dump(content, sort_keys=False, width=1000, allow_unicode=True)
+    text = head + yaml.safe_dump(dict(content), sort_keys=False, width=1000, allow_unicode=True)
     try:
         with atomic_text(path) as file:
             file.write(text)
