@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from collectors.trainer.from_config import REFERENCE_TRAINER, settings_of
+from collectors.trainer.settings import flags
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.formats.megatron import arguments, environment
@@ -16,11 +18,16 @@ from studies.job import Job
 from studies.oracles import projection
 from studies.wording import describe
 
+REFERENCE_STEPS = 30
+"""Steps in the launch file of the reference trainer; the first are warm-up."""
+
 
 def write_launch_files(
     job: Job, config: TrainingConfig, folder: Path, stem: str
 ) -> tuple[list[Path], dict[str, str]]:
     """Writes ``stem.yaml`` (Primus) and ``stem.sh`` (Megatron-LM), as far as each can run it.
+
+    A job of the reference trainer gets the ``stem.sh`` that starts it.
 
     Returns:
         The files, and for the name of each one that was not written the reason.
@@ -31,7 +38,10 @@ def write_launch_files(
     head = header(job, config, projection(job, config))
     refusals: dict[str, str] = {}
     files: list[Path] = []
-    for path, write in ((folder / f"{stem}.yaml", _primus), (folder / f"{stem}.sh", _megatron)):
+    writers = [(folder / f"{stem}.yaml", _primus), (folder / f"{stem}.sh", _megatron)]
+    if job.experiment.stack.framework_name == REFERENCE_TRAINER:
+        writers = [(folder / f"{stem}.sh", _reference_trainer)]
+    for path, write in writers:
         try:
             write(job, config, path, head)
             files.append(path)
@@ -68,7 +78,7 @@ def _primus(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...])
 
 
 def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
-    flags = arguments(config, job.experiment.workload, job.experiment.stack)
+    line = arguments(config, job.experiment.workload, job.experiment.stack)
     lines = [
         "#!/usr/bin/env bash",
         *(f"# {line}" for line in head),
@@ -77,12 +87,31 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
         "set -euo pipefail",
         *(f"export {name}={shlex.quote(value)}" for name, value in _env(job, config)),
         "CONFIG=(",
-        *(f"  {line}" for line in _by_flag(flags)),
+        *(f"  {line}" for line in _by_flag(line)),
         ")",
         f"torchrun --nnodes {job.cluster.num_nodes} "
         f"--nproc-per-node {job.cluster.gpus_per_node} \\",
         '  --node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" \\',
         '  --master-port "${MASTER_PORT:-29500}" pretrain_gpt.py "${CONFIG[@]}" "$@"',
+    ]
+    write_atomically(path, "\n".join(lines) + "\n")
+    path.chmod(0o755)
+
+
+def _reference_trainer(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
+    workload, gpus = job.experiment.workload, job.cluster.gpus_per_node
+    settings = settings_of(config, workload, job.cluster.num_gpus, REFERENCE_STEPS)
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"# {line}" for line in head if not line.endswith("in the environment.")),
+        "# Run on every node, with NODE_RANK and MASTER_ADDR set.",
+        "set -euo pipefail",
+        "CONFIG=(",
+        *(f"  {line}" for line in _by_flag(flags(settings))),
+        ")",
+        f"torchrun --nnodes {job.cluster.num_nodes} --nproc-per-node {gpus} \\",
+        '  --node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" \\',
+        '  --master-port "${MASTER_PORT:-29500}" -m collectors.trainer "${CONFIG[@]}" "$@"',
     ]
     write_atomically(path, "\n".join(lines) + "\n")
     path.chmod(0o755)

@@ -61,8 +61,9 @@ def _study(s: dict[str, Any]) -> list[str]:
         f"Runs until one of a config within 2% of the best, over {found['seeds']} seeds "
         f"({found['within_2_percent']} of {found['configs']} configs within 2%; the config "
         f"believed best is {found['believed_best_regret']:.1%} below the best, the baseline "
-        f"{found['start_regret']:.1%}). Coordinate descent and PoolSampler begin with the baseline, "
-        "which counts; the others do not. Seeds also decide which round of a config answers.",
+        f"{found['start_regret']:.1%}). Coordinate descent and PoolSampler begin with the "
+        "baseline, which counts; the others do not. Seeds also decide which round of a config "
+        "answers.",
         "",
         "| method | mean | median | 90th percentile |",
         "|---|---|---|---|",

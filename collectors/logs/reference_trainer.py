@@ -6,6 +6,7 @@ from typing import Any
 
 from collectors.logs.megatron import MegatronLm
 from collectors.logs.run_log import RunLog
+from collectors.trainer.from_config import REFERENCE_TRAINER
 from specs.choices import Schedule, Sharding
 from specs.config import TrainingConfig
 from specs.formats.megatron.values import Values
@@ -16,7 +17,7 @@ from specs.stack import Framework
 class ReferenceTrainer(MegatronLm):
     """``collectors.trainer``: schedules of ``torch.distributed.pipelining``, FSDP2 or ZeRO-1."""
 
-    name = "foretune trainer"
+    name = REFERENCE_TRAINER
     framework = Framework.TORCHTITAN
 
     def recognises(self, run: RunLog) -> bool:

@@ -17,6 +17,9 @@ from specs.errors import InputError
 from specs.model import Model
 from specs.workload import Workload
 
+REFERENCE_TRAINER = "foretune trainer"
+"""Name of the trainer as a framework of a Stack, in studies and logs."""
+
 
 def settings_of(
     config: TrainingConfig,

@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.measured import errors
 from benchmarks.measured.truth import truths
-from specs.choices import Sharding
+from specs.choices import Schedule, Sharding
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.profile_rows import read_profile
 from studies.inputs import resolve
+from studies.launch import write_launch_files
 from studies.measured_loop import run_loop
 from studies.measured_oracle import MeasuredOracle
 from studies.oracles import Crash, Evaluation
@@ -84,6 +85,16 @@ def test_what_the_trainer_lacks_is_a_crash_with_its_reason(job, tmp_path):
     found = MeasuredOracle(job, tmp_path).evaluate(job.baseline.changed(cp=2))
     assert isinstance(found, Crash)
     assert "context parallelism" in found.reason
+
+
+def test_launch_files_start_the_reference_trainer(job, tmp_path):
+    config = job.baseline.changed(pp=2, vpp=2, schedule=Schedule.ZBV, mbs=4)
+    files, refused = write_launch_files(job, config, tmp_path, "best")
+    assert [path.name for path in files] == ["best.sh"]
+    assert not refused
+    text = files[0].read_text()
+    assert "-m collectors.trainer" in text
+    assert "--pipeline-schedule zbv" in text
 
 
 def test_several_nodes_are_refused(tmp_path):
