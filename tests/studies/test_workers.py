@@ -25,13 +25,15 @@ from studies.inputs import resolve
 from studies.queue import LATE, Leases, Queue
 from studies.real_runs import Outcome, RealRuns
 from studies.storage import open_storage, storage_address
+from studies.training import StudyOptions, run_study
 from studies.turns import TELLING_S, only_driver
-from tests.studies.conftest import Ran
+from tests.studies.conftest import SMALL_STUDY, Ran
 from tests.studies.postgres import PASSWORD, Postgres, Wire
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 90
-TRIALS = 16
+TRIALS = 8
+STUDY = SMALL_STUDY.replace("trials: 16", f"trials: {TRIALS}")
 Command = Callable[..., Ran]
 
 
@@ -54,11 +56,21 @@ def _same(found: list[Any], wanted: list[Any]) -> bool:
 
 
 @pytest.fixture
-def whole(small_study: Path, tmp_path: Path, foretune: Command) -> list[Any]:
+def small_study(tmp_path: Path) -> Path:
+    """A study of few trials: every test starts several processes."""
+    path = tmp_path / "small.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What the study holds when nothing disturbs it and one process evaluates it."""
-    storage = str(tmp_path / "whole.db")
-    ran = foretune("tune", small_study, "--out", tmp_path / "whole", "--storage", storage, "--json")
-    assert ran.code == 0, ran.err
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "small.yaml").write_text(STUDY)
+    storage = str(folder / "whole.db")
+    options = StudyOptions(out=folder, storage=storage)
+    run_study(resolve(str(folder / "small.yaml")), options)
     return _values(storage)
 
 
@@ -188,7 +200,7 @@ def test_a_restarted_database_is_waited_for(
     driver = _driver(small_study, tmp_path / "out", storage, "60s")
     workers = [_worker(storage, 0.2) for _ in range(2)]
     with _ended(driver, *workers):
-        for told in (3, 8):
+        for told in (2, 4):
             _wait(lambda told=told: len(_complete(storage)) >= told)
             postgres.stop()
             time.sleep(0.5)
@@ -249,7 +261,7 @@ def test_what_a_killed_driver_queued_is_evaluated_by_the_next_one(
     storage = postgres.database("driverless")
     driver = _driver(small_study, tmp_path / "out", storage, "60s")
     with _ended(driver):
-        _wait(lambda: len(_study(storage).trials) >= 3)
+        _wait(lambda: len(_study(storage).trials) >= 2)
         driver.send_signal(signal.SIGKILL)
     ran = foretune("tune", small_study, "--out", tmp_path / "out", "--storage", storage, "--json")
     assert ran.code == 0, ran.err
