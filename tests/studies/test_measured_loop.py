@@ -88,13 +88,13 @@ def test_what_the_trainer_lacks_is_a_crash_with_its_reason(job, tmp_path):
 
 
 def test_launch_files_start_the_reference_trainer(job, tmp_path):
-    config = job.baseline.changed(pp=2, vpp=2, schedule=Schedule.ZBV, mbs=4)
+    config = job.baseline.changed(pp=2, schedule=Schedule.GPIPE, mbs=4)
     files, refused = write_launch_files(job, config, tmp_path, "best")
     assert [path.name for path in files] == ["best.sh"]
     assert not refused
     text = files[0].read_text()
     assert "-m collectors.trainer" in text
-    assert "--pipeline-schedule zbv" in text
+    assert "--pipeline-schedule gpipe" in text
 
 
 def test_several_nodes_are_refused(tmp_path):
