@@ -9,7 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
-SAMPLES = Path(__file__).parent / "samples" / "primus"
+SAMPLES = Path(__file__).parent / "primus_samples"
 
 PROGRAM = """#!{python}
 import argparse, json, os, pathlib, sys, time

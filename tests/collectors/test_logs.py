@@ -138,9 +138,7 @@ def test_out_of_memory_is_a_labelled_lower_bound(sample):
 
 
 def test_every_format_has_a_sample():
-    read = {
-        run.format for path in SAMPLES.iterdir() if path.is_file() for run in ingest(path, {}).runs
-    }
+    read = {run.format for path in SAMPLES.iterdir() for run in ingest(path, {}).runs}
     assert {log_format.name for log_format in FORMATS} <= read
 
 
