@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.gpu import Gpu
+
+UsdPerGpuHour = Annotated[float, Field(ge=0, le=1e6)]
+"""A price of a GPU hour; beyond a million it is a typing error."""
 
 
 class Cluster(BaseModel):
@@ -19,7 +22,7 @@ class Cluster(BaseModel):
     gpu: Gpu
     num_nodes: int = Field(gt=0)
     gpus_per_node: int = Field(gt=0)
-    price_usd_per_gpu_hour: float | None = Field(None, ge=0)
+    price_usd_per_gpu_hour: UsdPerGpuHour | None = None
 
     @property
     def num_gpus(self) -> int:

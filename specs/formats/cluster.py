@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs import catalog
-from specs.cluster import SHORTHAND, Cluster
+from specs.cluster import SHORTHAND, Cluster, UsdPerGpuHour
 from specs.errors import InputError
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_yaml
 from specs.gpu import LARGEST, Gpu
@@ -76,7 +76,7 @@ class ClusterFile(BaseModel):
     gpu: str
     num_nodes: int = Field(1, gt=0, lt=MAX_GPUS)
     gpus_per_node: int | None = Field(None, gt=0, lt=MAX_GPUS)
-    price_usd_per_gpu_hour: float | None = Field(None, ge=0, allow_inf_nan=False)
+    price_usd_per_gpu_hour: UsdPerGpuHour | None = None
     overrides: Overrides = Overrides()
     scaled: Scaled = Scaled()
 

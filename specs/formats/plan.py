@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specs import catalog
-from specs.cluster import Cluster
+from specs.cluster import Cluster, UsdPerGpuHour
 from specs.errors import InputError
 from specs.formats.cluster import MAX_GPUS, cluster_of, read_cluster, validated
 from specs.formats.experiment import Experiment
@@ -38,7 +38,7 @@ class PlanFile(BaseModel):
     deadline_days: Days | None = None
     goodput: float = Field(1.0, gt=0, le=1)
     pue: float = Field(1.0, ge=1, le=10)
-    price_usd_per_gpu_hour: float | None = Field(None, ge=0, le=1e6)
+    price_usd_per_gpu_hour: UsdPerGpuHour | None = None
     space: Literal["core", "full"] = "full"
     gpus: dict[str, Any] = Field(default_factory=dict)
     sources: dict[str, Any] = Field(default_factory=dict)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from specs import catalog
 from specs.choices import Schedule, TrainingKind
-from specs.cluster import Cluster
+from specs.cluster import Cluster, UsdPerGpuHour
 from specs.config import AXES, TrainingConfig
 from specs.errors import InputError
 from specs.formats.cluster import cluster_of, read_cluster, validated
@@ -77,7 +77,7 @@ class StudyFile(BaseModel):
     objective: Literal["tokens_per_s_per_gpu", "usd_per_token", "step_time_s"] | None = None
     trials: int | None = Field(None, gt=0, le=10_000_000)
     seed: int | None = Field(None, ge=0, lt=2**32)
-    price_usd_per_gpu_hour: float | None = Field(None, ge=0, allow_inf_nan=False)
+    price_usd_per_gpu_hour: UsdPerGpuHour | None = None
 
 
 def is_study(content: Mapping[str, Any]) -> bool:

@@ -74,6 +74,7 @@ def test_own_yaml(tmp_path: Path) -> None:
         ({"gpu": "MI355X", "overrides": {"nic_bytes_per_s": 0}}, "nic_bytes_per_s"),
         ({"gpu": "MI355X", "overrides": {"nic_bytes_per_s": float("nan")}}, "nic_bytes_per_s"),
         ({"gpu": "MI355X", "overrides": {"color": 1}}, "color"),
+        ({"gpu": "MI355X", "price_usd_per_gpu_hour": 1e308}, "price_usd_per_gpu_hour"),
         ({"gpu": "Voodoo"}, "Voodoo"),
     ],
 )

@@ -33,6 +33,7 @@ BAD = {
         STUDY.replace("MI300X", "MI250X").replace("[bf16]", "[fp8]"),
         "fp8",
     ),
+    "price beyond sense": (STUDY + "price_usd_per_gpu_hour: 1e308\n", "price_usd_per_gpu_hour"),
     "no YAML": ("model: [a, b\n  c: {d", "not valid YAML"),
     "not text": ("\0\1\2", "not valid YAML"),
     "a list": ("- a\n- b\n", "mapping"),
