@@ -38,14 +38,12 @@ class Crew:
     Attributes:
         workers: how many to start on this machine; 0 leaves all trials to workers that are started
             elsewhere, None evaluates in this process.
-        arguments: of the workers that are started here.
         lease_s: how long a worker may give no sign of life before its trial is queued again.
         patience_s: how long to wait for a storage that does not answer.
         told: hears one sentence about each worker that is lost and the like.
     """
 
     workers: int | None = None
-    arguments: tuple[str, ...] = ()
     lease_s: float = LEASE_S
     patience_s: float = PATIENCE_S
     told: Told = _unheard
@@ -115,7 +113,7 @@ class LocalWorkers:
     def __init__(self, crew: Crew, queue: Queue, folder: Path) -> None:
         """Starts them; each prints into ``worker-N.log`` in ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "foretune", "worker", queue.study, *crew.arguments]
+        command = [sys.executable, "-m", "foretune", "worker", queue.study]
         command += ["--idle", ORPHAN_IDLE]
         environment = os.environ | {STORAGE_VARIABLE: queue.address.url}
         self._logs = [folder / f"worker-{number}.log" for number in range(crew.workers or 0)]

@@ -28,6 +28,7 @@ from studies.progress import Progress, silent
 from studies.queue import Queue
 from studies.spending import share, spend
 from studies.storage import in_one_sentence, storage_address
+from studies.taught import TAUGHT, taught_json
 from studies.transfer import other_study, transferred
 from studies.turns import JUST_KILLED_S, only_driver
 from studies.wording import describe
@@ -134,7 +135,7 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     turn = only_driver(address, options.out / name, name, JUST_KILLED_S)
     with turn as held, in_one_sentence(address):
         ledger = Ledger.open(address, name, inputs)
-        ledger.describe({"notes": list(notes)})
+        ledger.describe({"notes": list(notes), TAUGHT: taught_json(job)})
         seeds = _legal_seeds(job, seed_sweep(anchor, space.axes), ledger)
         if options.from_study is not None:
             other = other_study(options.from_study, address)

@@ -14,6 +14,7 @@ from studies.oracles import Oracle, SurrogateOracle
 from studies.queue import OPEN, Queue, Task, worker_name
 from studies.report.facts import job_of
 from studies.storage import StorageAddress, Told, first_line, is_transient, patiently
+from studies.taught import TAUGHT
 
 POLL_S = 1.0
 BEATS_PER_LEASE = 4
@@ -159,7 +160,6 @@ def join(
     study: str,
     options: WorkerOptions,
     told: Told = lambda _: None,
-    prepared: Callable[[Job], Job] = lambda job: job,
     oracle_of: OracleOf = oracle_for,
 ) -> Worker:
     """A worker of a study, which is waited for.
@@ -169,20 +169,19 @@ def join(
         study: its name.
         options: how to work.
         told: hears notes.
-        prepared: what this machine adds to the job, such as a calibration.
         oracle_of: makes the oracle that the study names.
 
     Raises:
         InputError: there is no such study, or this installation would give other values.
     """
     queue = _waited_for(address, study, options, told)
-    inputs = patiently(queue.attributes, options.patience_s, told)["inputs"]
-    oracle = oracle_of(str(inputs["oracle"]), prepared(job_of(study, inputs)))
+    attributes = patiently(queue.attributes, options.patience_s, told)
+    inputs = attributes["inputs"]
+    oracle = oracle_of(str(inputs["oracle"]), job_of(study, inputs, attributes.get(TAUGHT)))
     if oracle.fingerprint != inputs["surrogate"]:
         raise InputError(
             f"the study {study!r} is evaluated by {inputs['oracle']} {inputs['surrogate']}, and "
-            f"this is {oracle.fingerprint}: its values would differ, so install the same release, "
-            "or give the same --calibration."
+            f"this is {oracle.fingerprint}: its values would differ; install the same release."
         )
     return Worker(queue, oracle, options, told)
 

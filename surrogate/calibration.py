@@ -467,20 +467,32 @@ def read_calibration(path: Path) -> Calibration:
             constants than this version has.
     """
     try:
-        file = _File.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the calibration {path}: {error.strerror}.") from None
+    return calibration_of(content, str(path))
+
+
+def calibration_of(content: bytes, name: str) -> Calibration:
+    """A calibration from its JSON; ``name`` is what sentences call it.
+
+    Raises:
+        InputError: it is no calibration, or was made with other coordinates or constants than this
+            version has.
+    """
+    try:
+        file = _File.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise InputError(f"{path} is no calibration file: {where}: {first['msg']}.") from None
+        raise InputError(f"{name} is no calibration file: {where}: {first['msg']}.") from None
     if file.features != list(FEATURES) or file.constants != list(BELIEFS):
-        raise InputError(f"{path} is of another version of the physics; calibrate again.")
+        raise InputError(f"{name} is of another version of the physics; calibrate again.")
     runs = file.runs
     sizes = (len(FEATURES), len(BELIEFS))
     if any((len(run.point), len(run.slopes)) != sizes or set(run.labels) != set(LABELS)
            for run in runs):  # fmt: skip
-        raise InputError(f"{path} has a run with missing values; calibrate again.")
+        raise InputError(f"{name} has a run with missing values; calibrate again.")
     return Calibration(
         points=np.array([run.point for run in runs]).reshape(-1, sizes[0]),
         labels={n: np.array([run.labels[n] for run in runs], dtype=object) for n in LABELS},

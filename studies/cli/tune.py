@@ -162,7 +162,7 @@ def tune_command(
         job = replace(job, learned=calibrated_by(calibration))
     if not as_json:
         show_job(output, job)
-    crew = _crew(output, workers, lease, calibration, profile)
+    crew = _crew(output, workers, lease, oracle)
     options = StudyOptions(
         out=out,
         storage=storage,
@@ -219,19 +219,16 @@ def tune_command(
     output.say(*(f"  {path.name}" for path in files))
 
 
-def _crew(
-    output: Output, workers: int | None, lease: str, calibration: Path | None, profile: str | None
-) -> Crew:
+def _crew(output: Output, workers: int | None, lease: str, oracle: str) -> Crew:
     """Who evaluates the trials."""
     from specs.errors import InputError
     from studies.driving import Crew
     from studies.run_requests import duration_s
 
-    if workers is not None and profile is not None:
-        raise InputError("workers know nothing of this node's profile; leave out --workers.")
+    if workers is not None and oracle == PRIMUS:
+        raise InputError("workers do not ask an installed Primus; leave out --workers.")
     return Crew(
         workers=workers,
-        arguments=("--calibration", str(calibration.absolute())) if calibration else (),
         lease_s=duration_s(lease, "--lease"),
         told=lambda sentence: output.notes([sentence]),
     )

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from studies.cli.common import JsonOption, Output
-from studies.cli.validate import CalibrationOption
 
 StorageOption = Annotated[
     str,
@@ -39,14 +38,11 @@ def worker_command(
         str,
         typer.Option("--patience", metavar="TIME", help="How long to wait for a dead storage."),
     ] = "10m",
-    calibration: CalibrationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate trials of a study that foretune tune --workers drives; stops when it is complete."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
-    from studies.calibrating import calibrated_by
-    from studies.job import Job
     from studies.run_requests import duration_s
     from studies.storage import storage_address
     from studies.worker import WorkerOptions, join
@@ -63,10 +59,7 @@ def worker_command(
     def told(sentence: str) -> None:
         output.notes([sentence])
 
-    def prepared(job: Job) -> Job:
-        return replace(job, learned=calibrated_by(calibration)) if calibration else job
-
-    worked = join(address, study, options, told, prepared).run()
+    worked = join(address, study, options, told).run()
     if as_json:
         output.result(asdict(worked) | {"study_name": study, "storage": address.shown})
         return

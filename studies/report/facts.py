@@ -20,6 +20,7 @@ from studies.ledger import Trial, read_trials
 from studies.oracles import data_fingerprint
 from studies.pictures.style import Attempt
 from studies.storage import StorageAddress, open_storage
+from studies.taught import TAUGHT, taught_from
 from studies.wording import describe
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
     return StudyFacts(
         name=name,
         storage=address.shown,
-        job=job_of(name, inputs),
+        job=job_of(name, inputs, attributes.get(TAUGHT)),
         trials=tuple(read_trials(address, name)),
         measured=measured_configs(address, name + MEASURED),
         result=attributes[RESULT],
@@ -205,8 +206,8 @@ def measured_configs(address: StorageAddress, name: str) -> tuple[MeasuredConfig
     )
 
 
-def job_of(name: str, inputs: Mapping[str, Any]) -> Job:
-    """The job that a study was run for.
+def job_of(name: str, inputs: Mapping[str, Any], taught: dict[str, Any] | None = None) -> Job:
+    """The job that a study was run for, projected with what it was ``taught``.
 
     Raises:
         InputError: the study keeps inputs of another version of foretune.
@@ -225,4 +226,4 @@ def job_of(name: str, inputs: Mapping[str, Any]) -> Job:
             f"the study {name!r} keeps inputs of another version of foretune "
             f"({type(error).__name__}); run foretune tune again."
         ) from None
-    return Job(experiment, cluster, ())
+    return Job(experiment, cluster, (), taught_from(taught))
