@@ -68,6 +68,7 @@ def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
         experts = Block.zero(op.rows())
         moe = experts
     dense = attention + mlp + exchange
+    hide_exchange(op, moe)  # before the host: what is hidden shortens no host-bound layer
     _add_host(op, dense, False)
     _add_host(op, moe, True)
     saving = Block(
@@ -76,7 +77,6 @@ def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
         full.weight_gradient - window.weight_gradient,
     )
     dense_again, moe_again = _selective(op, full, norms, linear, mlp, experts, shared)
-    hide_exchange(op, moe)
     return LayerTimes(
         dense=dense,
         moe=moe,

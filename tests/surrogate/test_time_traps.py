@@ -141,6 +141,17 @@ def test_overlapping_communication_is_never_slower(flag: Overlap, sharding: Shar
     assert np.any(overlapped < 0.999 * alone)
 
 
+def test_hiding_all_to_all_launches_no_kernels_sooner() -> None:
+    # A layer that waits for the host gains nothing more from links that are faster still.
+    config = TrainingConfig(ep=8, mbs=2, precision=Precision.MXFP8, overlap=Overlap.EP)
+    cases = study(config, model="qwen3-30b-a3b", gpu="B200", num_gpus=32, seq_len=4096, gbs=256)
+    link = float(cases.cluster.link_bytes_per_s)
+    speeds = [with_cluster(cases, link_bytes_per_s=link * factor) for factor in (0.5, 1, 2, 4)]
+    times = np.concatenate([seconds(each) for each in speeds])
+    assert part(cases, "host")[0] > 0
+    assert np.all(np.diff(times) <= 1e-9 * times[:-1])
+
+
 def test_graphs_of_parts_of_a_layer_leave_experts_to_the_host() -> None:
     tiny = TrainingConfig(ep=8)
 
