@@ -30,6 +30,13 @@ def bench_toolbox_command(
             show_default=False,
         ),
     ] = None,
+    copies: Annotated[
+        bool,
+        typer.Option(
+            "--copies",
+            help="Measure copies of the baseline alone: how noisy this machine is.",
+        ),
+    ] = False,
     blocks: Annotated[
         int, typer.Option("--blocks", min=2, help="Restarts of each bundle that are measured.")
     ] = 3,
@@ -60,7 +67,7 @@ def bench_toolbox_command(
     if measure is not None:
         if table is None:
             raise InputError("--measure needs --table FILE to write to.")
-        measure_table(measure, table, blocks, output.progress)
+        measure_table(measure, table, blocks, copies, output.progress)
     content = bench_toolbox(table or shipped_table(), trace, clock, trials, seeds, output.progress)
     if as_json:
         plain = {
@@ -74,9 +81,16 @@ def bench_toolbox_command(
         return
     output.table(
         "keep rules on recorded noise (1,000 resampled series each)",
-        ("noise", "rule", "keeps a copy", "keeps a true +5%", "blocks"),
+        ("noise", "rule", "keeps a copy", "keeps a true +5%", "blocks", "of a copy"),
         [
-            (n["noise"], n["rule"], f"{n['copy']:.1%}", f"{n['gain']:.1%}", n["blocks"])
+            (
+                n["noise"],
+                n["rule"],
+                f"{n['copy']:.1%}",
+                f"{n['gain']:.1%}",
+                n["blocks"],
+                n["copy_blocks"],
+            )
             for n in content["rules"]
         ],
     )

@@ -12,9 +12,10 @@ from studies.files import checked_file
 from studies.progress import Progress
 from studies.toolbox.bundle import BASELINE
 from studies.toolbox.decision import Rule
-from studies.toolbox.factorial import Table, measure_factorial, read_table
+from studies.toolbox.factorial import Table, measure_factorial, read_table, shipped_copies
 from studies.toolbox.noise import (
     KeepRates,
+    copies_keep_rates,
     keep_rates,
     null_knob,
     paired_keep_rates,
@@ -22,7 +23,7 @@ from studies.toolbox.noise import (
 )
 from studies.toolbox.planners import PLANNERS
 from studies.toolbox.process import Worker
-from studies.toolbox.replay import ROCKET, control_ratios, copies, score, truth
+from studies.toolbox.replay import ROCKET, control_ratios, copies, score, three_copies, truth
 from studies.toolbox.request import read_request
 from studies.toolbox.rocket import judge_trace, published_trace
 from studies.toolbox.runtime import Host
@@ -86,12 +87,19 @@ def bench_toolbox(
 def _rules(rule: Rule, table: Table, clock: str) -> list[dict[str, Any]]:
     """Keep rates of our rule and of ROCKET's on recorded noise of identical programs."""
     knob, pairs, raw = null_knob(), control_ratios(table), copies(table)
+    busy = read_table(shipped_copies(), clock)
+    three, raw_busy = three_copies(busy), copies(busy)
     rows = []
     sources: tuple[tuple[str, OurRates, RocketRate], ...] = (
         (
             "MI300X null knob",
             lambda gain, seed: keep_rates(knob, gain, rule, SERIES, seed),
             lambda gain, seed: rocket_keep_rate(knob, gain, SERIES, seed),
+        ),
+        (
+            f"three copies on a busy CPU, {clock}",
+            lambda gain, seed: copies_keep_rates(three, gain, rule, SERIES, seed),
+            lambda gain, seed: rocket_keep_rate(raw_busy, gain, SERIES, seed),
         ),
         (
             f"copies in the table, {clock}",
@@ -102,14 +110,17 @@ def _rules(rule: Rule, table: Table, clock: str) -> list[dict[str, Any]]:
     for noise, ours, rocket in sources:
         copy, gained = ours(0.0, 1), ours(GAIN, 2)
         known = {"noise": noise, "rule": "ours", "copy": copy.keep, "gain": gained.keep}
-        rows.append(known | {"blocks": gained.blocks})
+        rows.append(known | {"copy_blocks": copy.blocks, "blocks": gained.blocks})
         known = {"noise": noise, "rule": "mean of 3 at 1.02"}
-        rows.append(known | {"copy": rocket(0.0, 1), "gain": rocket(GAIN, 2), "blocks": 1.0})
+        rows.append(
+            known
+            | {"copy": rocket(0.0, 1), "gain": rocket(GAIN, 2), "copy_blocks": 1.0, "blocks": 1.0}
+        )
     return rows
 
 
-def measure_table(study: str, path: Path, blocks: int, progress: Progress) -> None:
-    """Measures every legal bundle of a study into a table.
+def measure_table(study: str, path: Path, blocks: int, copies: bool, progress: Progress) -> None:
+    """Measures every legal bundle of a study into a table, or a third copy of its baseline alone.
 
     Raises:
         InputError: the study cannot be used, the file not written, or torch is missing.
@@ -121,5 +132,6 @@ def measure_table(study: str, path: Path, blocks: int, progress: Progress) -> No
     with Worker(launch, BASELINE) as worker:
         host = Host(**worker.facts["host"])
     space = ToolSpace(request.axes, host, request.work, request.lossy_budget)
-    with progress("measuring", len(space.bundles) * blocks) as advance:
-        measure_factorial(launch, space.bundles, blocks, request.pairs, path, advance)
+    bundles = [BASELINE] if copies else space.bundles
+    with progress("measuring", len(bundles) * blocks) as advance:
+        measure_factorial(launch, bundles, blocks, request.pairs, path, advance)

@@ -1,39 +1,51 @@
 """The keep rule: when measured times prove that a candidate is faster than its baseline.
 
 Times are measured in blocks. A block starts fresh processes of the baseline, of a second copy of it
-(the control) and of the candidate and interleaves their runs, so one run of each is a pair. The
-log ratio of a pair is ``log(baseline time / other time)``: above 0 the other is faster.
+(the control) and of the candidate and interleaves their runs, so one run of each is a round. Both
+copies are the baseline: the log ratio of a candidate is ``log(baseline time / candidate time)``
+with the geometric mean of both in that round, which has three quarters of the variance of one copy
+against another and, for arms of equal noise, is uncorrelated with what the control says. Above 0
+the candidate is faster.
 
-The unit of evidence is the median of a block, because two processes of one program differ from each
-other by more than their runs scatter (3% on an MI300X for a setting that changes nothing), so runs
-within a process are no replicates of it. The variance of block medians is a moderated one (Smyth
-2004, Stat. Appl. Genet. Mol. Biol. 3:3): what few blocks show is shrunk towards what the scatter of
-pairs and the spread of instances imply, and the control, whose true log ratio is 0, counts as
-evidence on the noise. Looking again after every block is paid for by splitting alpha over the looks
-(Bonferroni), so the chance to keep a copy stays below 5% whenever one stops.
+The unit of evidence is the centre of a block (Hodges and Lehmann 1963: as robust as needed, and
+nearly as efficient as the mean), because two processes of one program differ from each other by
+more than their runs scatter (3% on an MI300X for a setting that changes nothing), so runs within a
+process are no replicates of it. The variance of block centres is a moderated one (Smyth 2004, Stat.
+Appl. Genet. Mol. Biol. 3:3): what few blocks show is shrunk towards what the scatter of rounds and
+the spread of instances imply, and the control, whose true log ratio is 0, counts as evidence on the
+noise. Looking again after every block is paid for by spending alpha over the looks, most of it
+late, so the chance to keep a copy stays below 5% whenever one stops.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from specs.errors import InputError
+from studies.toolbox.boundaries import look_levels
 from studies.toolbox.verdicts import Verdict
 
 Floats = NDArray[np.float64]
 
-MEDIAN_VARIANCE = math.pi / 2
-"""Variance of a median of normal values over that of their mean (asymptotic)."""
-INSTANCE_SD = 0.005
-"""Log sd between processes of one program. Measured: 7 identical copies on a CPU, 14 rounds."""
+CENTRE_VARIANCE = math.pi / 3
+"""Variance of the centre of a block of normal values over that of their mean (asymptotic)."""
+CANDIDATE_SHARE = 0.75
+"""Variance of candidate against the mean of two copies over that of copy against copy: 1.5 / 2."""
+INSTANCE_SD = 0.01
+"""Log sd between processes of one program. Measured: 0.5% among 7 copies on a CPU, 0.7% over the 6
+operating points of ``data/mi300x_null_knob.csv``, 1 to 2% on a CPU that others use
+(``data/factorial_cpu.jsonl``, block medians beyond what their rounds explain)."""
 PRIOR_DF = 4.0
 """Degrees of freedom that the expected variance is worth (assumed; limma fits 3 to 5 as a rule)."""
+HOPELESS = 1.5
+"""A control that would still be this many times too wide after all blocks ends the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Rule:
     confidence: float = 0.95
     pairs: int = 8
     min_blocks: int = 2
-    max_blocks: int = 4
+    max_blocks: int = 12
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < 1:
@@ -69,15 +81,10 @@ class Rule:
         """The threshold as a log ratio."""
         return math.log1p(self.threshold)
 
-    @property
-    def patient(self) -> Rule:
-        """The same rule with twice the restarts: for the few comparisons that a claim rests on."""
-        return replace(self, max_blocks=2 * self.max_blocks)
-
-    @property
-    def look_alpha(self) -> float:
-        """Share of alpha of each look at which a candidate may be kept."""
-        return (1 - self.confidence) / (self.max_blocks - self.min_blocks + 1)
+    def look_alpha(self, blocks: int) -> float:
+        """Share of alpha of the look after that many blocks."""
+        levels = look_levels(self.min_blocks, self.max_blocks, 1 - self.confidence)
+        return levels[max(blocks - self.min_blocks, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,7 @@ class Estimate:
 
     def quantile(self, probability: float) -> float:
         """Quantile of the t distribution around the estimate, as a log ratio."""
-        t = float(stats.t.ppf(probability, self.df))
-        return self.log_ratio + t * self.standard_error
+        return self.log_ratio + float(stdtrit(self.df, probability)) * self.standard_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,49 +134,84 @@ def log_ratios(baseline_s: Sequence[float] | Floats, other_s: Sequence[float] | 
     return np.asarray(np.log(base / other))
 
 
-def pair_variance(blocks: Sequence[Floats]) -> float:
-    """Robust variance of pairs within their blocks: from the median absolute residual."""
-    residuals = np.concatenate([block - np.median(block) for block in blocks])
-    freedom = residuals.size / max(residuals.size - len(blocks), 1)
-    return float((1.4826 * np.median(np.abs(residuals))) ** 2 * freedom)
+def contrasts(
+    base_s: Sequence[float] | Floats,
+    control_s: Sequence[float] | Floats,
+    candidate_s: Sequence[float] | Floats,
+) -> tuple[Floats, Floats]:
+    """Log ratios of a block's rounds: both copies over the candidate, one copy over the other.
+
+    Raises:
+        ValueError: as ``log_ratios``.
+    """
+    control = log_ratios(base_s, control_s)
+    return log_ratios(base_s, candidate_s) - control / 2, control
 
 
-def expected_variance(blocks: Sequence[Floats]) -> float:
-    """Variance of block medians that scatter of pairs and spread of instances imply."""
-    pairs = float(np.mean([block.size for block in blocks]))
-    return MEDIAN_VARIANCE * pair_variance(blocks) / pairs + 2 * INSTANCE_SD**2
+def centre(values: Floats) -> Floats:
+    """Hodges-Lehmann centres along the last axis: medians of the means of all pairs of values."""
+    first, second = _pairs_of(values.shape[-1])
+    return np.asarray(np.median((values[..., first] + values[..., second]) / 2, axis=-1))
+
+
+@lru_cache(maxsize=64)
+def _pairs_of(size: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices of all pairs of values, each with itself too."""
+    return np.triu_indices(size)
+
+
+def round_variance(blocks: Sequence[Floats]) -> float:
+    """Robust variance of rounds within their blocks: from the median absolute residual."""
+    values = np.stack(blocks)
+    residuals = np.abs(values - np.median(values, axis=1, keepdims=True))
+    freedom = values.size / max(values.size - len(blocks), 1)
+    return float((1.4826 * np.median(residuals)) ** 2 * freedom)
+
+
+def expected_variance(blocks: Sequence[Floats], control: Sequence[Floats]) -> float:
+    """Variance of a candidate's block centres that scatter and spread of instances imply."""
+    scatter = round_variance(blocks)
+    if control:
+        scatter = (scatter + CANDIDATE_SHARE * round_variance(control)) / 2
+    return CENTRE_VARIANCE * scatter / blocks[0].size + 2 * CANDIDATE_SHARE * INSTANCE_SD**2
 
 
 def estimate(blocks: Sequence[Floats], control: Sequence[Floats] = ()) -> Estimate:
     """The log ratio of a candidate from its blocks, with the control as evidence on the noise."""
-    medians = np.array([np.median(block) for block in blocks])
-    zeros = np.array([np.median(block) for block in control])
-    centre = float(medians.mean())
-    squares = float(((medians - centre) ** 2).sum() + (zeros**2).sum())
-    df = PRIOR_DF + medians.size - 1 + zeros.size
-    prior = expected_variance([*blocks, *control])
-    variance = (PRIOR_DF * prior + squares) / df
-    return Estimate(centre, math.sqrt(variance / medians.size), df)
+    squares = CANDIDATE_SHARE * float((centre(np.stack(control)) ** 2).sum()) if control else 0.0
+    return _estimate(blocks, expected_variance(blocks, control), squares, len(control))
+
+
+def _estimate(blocks: Sequence[Floats], prior: float, squares: float, more: int) -> Estimate:
+    """Mean of block centres; ``squares`` of ``more`` other blocks count for the variance."""
+    centres = centre(np.stack(blocks))
+    mean = float(centres.mean())
+    df = PRIOR_DF + centres.size - 1 + more
+    variance = (PRIOR_DF * prior + float(((centres - mean) ** 2).sum()) + squares) / df
+    return Estimate(mean, math.sqrt(variance / centres.size), df)
 
 
 def judge(blocks: Sequence[Floats], control: Sequence[Floats], rule: Rule) -> Judgement:
     """What the rule says of a candidate after these blocks.
 
     Args:
-        blocks: log ratios of baseline over candidate, one array a block.
-        control: log ratios of baseline over its copy in the same blocks.
+        blocks: log ratios of both copies of the baseline over the candidate, one array a block, all
+            of one length.
+        control: log ratios of one copy over the other in the same blocks.
         rule: the rule.
     """
     if not blocks or len(blocks) != len(control):
         raise ValueError("every block needs its control")
     found = estimate(blocks, control)
-    copies = estimate(control)
+    copies = _estimate(control, expected_variance(blocks, control) / CANDIDATE_SHARE, 0.0, 0)
     half_width = copies.quantile(0.95) - copies.log_ratio
     quiet = half_width <= rule.threshold and abs(copies.log_ratio) - half_width <= rule.threshold
-    lower = found.quantile(rule.look_alpha)
+    at_the_end = half_width * math.sqrt(len(blocks) / rule.max_blocks)
+    hopeless = at_the_end > HOPELESS * rule.threshold
+    lower = found.quantile(rule.look_alpha(len(blocks)))
     upper = found.quantile(rule.confidence)
     return Judgement(
-        verdict=_verdict(len(blocks), lower, upper, quiet, rule),
+        verdict=_verdict(len(blocks), lower, upper, quiet, hopeless, rule),
         estimate=found,
         ratio=math.exp(found.log_ratio),
         lower=math.exp(lower),
@@ -180,12 +221,16 @@ def judge(blocks: Sequence[Floats], control: Sequence[Floats], rule: Rule) -> Ju
     )
 
 
-def _verdict(looks: int, lower: float, upper: float, quiet: bool, rule: Rule) -> Verdict | None:
+def _verdict(
+    looks: int, lower: float, upper: float, quiet: bool, hopeless: bool, rule: Rule
+) -> Verdict | None:
     """Drop when a gain is out of reach, keep when proven on a quiet machine, else go on."""
     if upper < rule.log_threshold:
         return Verdict.DROP
     if looks >= rule.min_blocks and lower > rule.log_threshold and quiet:
         return Verdict.KEEP
+    if hopeless and looks > rule.min_blocks:
+        return Verdict.NOISY
     if looks < rule.max_blocks:
         return None
     return Verdict.INCONCLUSIVE if quiet else Verdict.NOISY

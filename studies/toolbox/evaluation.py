@@ -111,18 +111,12 @@ class Evaluator:
             series.close()
         self._series.clear()
 
-    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
-        """The verdict with twice the restarts, for what a claim rests on."""
-        return self.evaluate(bundle, base, self.rule.patient)
-
-    def evaluate(
-        self, bundle: Bundle, base: Bundle = BASELINE, rule: Rule | None = None
-    ) -> Outcome:
+    def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
         """The verdict on a bundle against a base."""
         started = time.perf_counter()
         details: dict[str, Any] = {}
         try:
-            outcome = self._judged(bundle, base, details, rule or self.rule)
+            outcome = self._judged(bundle, base, details)
         except WorkerError as error:
             outcome = Outcome(
                 bundle=bundle,
@@ -135,7 +129,7 @@ class Evaluator:
         self.log("outcome", outcome.as_json())
         return outcome
 
-    def _judged(self, bundle: Bundle, base: Bundle, details: dict[str, Any], rule: Rule) -> Outcome:
+    def _judged(self, bundle: Bundle, base: Bundle, details: dict[str, Any]) -> Outcome:
         """Proof, correctness, speed; ``details`` fills up on the way."""
         idle = self._probe(bundle, details)
         if details.get("idle"):
@@ -158,7 +152,7 @@ class Evaluator:
             self._series[base] = Series(
                 self.launch, base, self.rule, self.log, self.metric, self.launch.seed
             )
-        measured = self._series[base].compare(bundle, rule)
+        measured = self._series[base].compare(bundle)
         return self._timed(bundle, base, gate, measured, details)
 
     def _probe(self, bundle: Bundle, details: dict[str, Any]) -> str:

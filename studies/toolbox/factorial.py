@@ -1,7 +1,8 @@
 """A full factorial: every bundle of a small toolbox measured once, with raw repeats, for replays.
 
 One line a bundle and block. Within a block all bundles are measured beside the same two copies of
-the baseline; every block starts all processes anew.
+the baseline; every block starts all processes anew. The baseline as the only bundle gives three
+copies of one program: the noise of a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from specs.errors import InputError
 from studies.toolbox.bundle import BASELINE, Bundle
-from studies.toolbox.decision import Floats, log_ratios
+from studies.toolbox.decision import Floats, contrasts
 from studies.toolbox.measurement import ARMS
 from studies.toolbox.process import Launch, Worker, WorkerError
 
@@ -38,13 +39,13 @@ class Cell:
 
     @property
     def ratios(self) -> Floats:
-        """Log ratios of base over candidate."""
-        return log_ratios(self.seconds["base"], self.seconds["candidate"])
+        """Log ratios of both copies of the base over the candidate."""
+        return contrasts(*(self.seconds[arm] for arm in ARMS))[0]
 
     @property
     def control(self) -> Floats:
-        """Log ratios of base over its copy."""
-        return log_ratios(self.seconds["base"], self.seconds["control"])
+        """Log ratios of the base over its copy."""
+        return contrasts(*(self.seconds[arm] for arm in ARMS))[1]
 
     @property
     def cost_s(self) -> float:
@@ -58,6 +59,11 @@ Table = dict[Bundle, list[Cell]]
 def shipped_table() -> Traversable:
     """The factorial that was measured on a CPU; how is in docs/toolbox.md."""
     return resources.files("studies.toolbox") / "data" / "factorial_cpu.jsonl"
+
+
+def shipped_copies() -> Traversable:
+    """Three copies of one baseline in each block, on a CPU that others use."""
+    return resources.files("studies.toolbox") / "data" / "copies_cpu.jsonl"
 
 
 def read_table(path: Path | Traversable, clock: str) -> Table:

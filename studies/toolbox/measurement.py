@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from studies.toolbox.bundle import Bundle
-from studies.toolbox.decision import Floats, Judgement, Rule, judge, log_ratios
+from studies.toolbox.decision import Floats, Judgement, Rule, contrasts, judge
 from studies.toolbox.process import Launch, Worker
 
 ARMS = ("base", "control", "candidate")
@@ -41,6 +41,11 @@ class Block:
     def times(self, arm: str, metric: str) -> list[float]:
         """Seconds of an arm's runs under a metric."""
         return [run[metric] for run in self.runs[arm]]
+
+    def contrasts(self, metric: str) -> tuple[Floats, Floats]:
+        """Log ratios of the candidate and of the control under a metric."""
+        base, control, candidate = (self.times(arm, metric) for arm in ARMS)
+        return contrasts(base, control, candidate)
 
     def as_json(self) -> dict[str, Any]:
         """Everything raw."""
@@ -87,14 +92,13 @@ class Series:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng([self.seed, 10])
 
-    def compare(self, candidate: Bundle, rule: Rule | None = None) -> Measured:
-        """Adds blocks until the rule (that of the series where none is given) decides.
+    def compare(self, candidate: Bundle) -> Measured:
+        """Adds blocks until the rule decides.
 
         Raises:
             WorkerError: a process failed, hung or died; the base is started anew the next time.
         """
         started = time.perf_counter()
-        chosen = rule or self.rule
         blocks: list[Block] = []
         try:
             while True:
@@ -103,7 +107,7 @@ class Series:
                     "block",
                     {"candidate": str(candidate), "base": str(self.base)} | blocks[-1].as_json(),
                 )
-                metric, judgement = self._judge(blocks, chosen)
+                metric, judgement = self._judge(blocks)
                 if judgement.verdict is not None:
                     break
         except BaseException:
@@ -153,21 +157,19 @@ class Series:
         worker.start()
         return worker
 
-    def _judge(self, blocks: list[Block], rule: Rule) -> tuple[str, Judgement]:
+    def _judge(self, blocks: list[Block]) -> tuple[str, Judgement]:
         """The judgement under the first metric whose control is quiet; else under the quietest.
 
         Only the control chooses, never the candidate, so the choice cannot favour a verdict.
         """
         judged = {
             metric: judge(
-                [_ratios(block, "candidate", metric) for block in blocks],
-                [_ratios(block, "control", metric) for block in blocks],
-                rule,
+                *zip(*(block.contrasts(metric) for block in blocks), strict=True), self.rule
             )
             for metric in self._metrics(blocks[0])
         }
         for metric, judgement in judged.items():
-            if judgement.control_half_width <= rule.threshold:
+            if judgement.control_half_width <= self.rule.threshold:
                 return metric, judgement
         quietest = min(judged, key=lambda metric: judged[metric].control_half_width)
         return quietest, judged[quietest]
@@ -178,10 +180,6 @@ class Series:
             return [self.metric]
         on_gpu = "device_s" in block.runs["base"][0]
         return ["wall_s"] if on_gpu or self.launch.threads > 1 else ["wall_s", "cpu_s"]
-
-
-def _ratios(block: Block, arm: str, metric: str) -> Floats:
-    return log_ratios(block.times("base", metric), block.times(arm, metric))
 
 
 def _medians(blocks: list[Block], arm: str) -> dict[str, float]:

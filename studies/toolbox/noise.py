@@ -9,7 +9,7 @@ times.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.errors import InputError
-from studies.toolbox.decision import Rule, judge, log_ratios
+from studies.toolbox.decision import Rule, contrasts, judge
 from studies.toolbox.verdicts import Verdict
 
 Floats = NDArray[np.float64]
+Block = Callable[[], Floats]
+"""Draws the log times of base, control and candidate in one block, shape (3, rounds)."""
 
 ROCKET_RUNS = 3
 ROCKET_KEEPS_AT = 1.02
@@ -71,38 +73,64 @@ def keep_rates(
     """What the rule does with candidates that are truly ``gain`` faster (0: identical copies)."""
     generator = np.random.default_rng(seed)
     points = list(noise.values())
-    ends: list[tuple[Verdict, int]] = []
-    for _ in range(series):
+
+    def one_series() -> Block:
         processes = points[generator.integers(len(points))]
-        ends.append(_one_series(processes, gain, rule, generator))
-    return _rates(ends)
+        return lambda: np.log([_runs(processes, rule.pairs, generator) for _ in range(3)])
+
+    return _rates([_judged(one_series(), gain, rule) for _ in range(series)])
+
+
+def copies_keep_rates(
+    copies: Sequence[Floats], gain: float, rule: Rule, series: int, seed: int
+) -> KeepRates:
+    """The same where three copies were recorded in rounds: times (3, rounds), one array a block.
+
+    A series draws for every block one that was recorded and rounds of it; which copy plays the
+    base, the control or the candidate is drawn too. What disturbed a round disturbs all three.
+    """
+    generator = np.random.default_rng(seed)
+
+    def block() -> Floats:
+        recorded = generator.permutation(copies[int(generator.integers(len(copies)))])
+        return np.log(recorded[:, generator.integers(recorded.shape[1], size=rule.pairs)])
+
+    return _rates([_judged(block, gain, rule) for _ in range(series)])
 
 
 def paired_keep_rates(
     ratios: Sequence[Floats], gain: float, rule: Rule, series: int, seed: int
 ) -> KeepRates:
-    """The same where pairs were recorded: log ratios of two copies, one array a pair of processes.
+    """The same where two copies were recorded: their log ratios, one array a block.
 
-    A series draws for every block the pairs of one recorded block as its candidate and those of
-    another as its control, in either direction.
+    A series draws for every block the rounds of one recorded block as its candidate and those of
+    another as its control, in either direction: harder than it is, for the candidate then shares
+    nothing with the copies that it is compared with.
     """
     generator = np.random.default_rng(seed)
 
-    def block() -> Floats:
+    def drawn() -> Floats:
         chosen = ratios[int(generator.integers(len(ratios)))]
         return np.asarray(generator.choice(chosen, rule.pairs) * generator.choice([-1.0, 1.0]))
 
-    ends: list[tuple[Verdict, int]] = []
-    for _ in range(series):
-        blocks: list[Floats] = []
-        control: list[Floats] = []
-        verdict = None
-        while verdict is None:
-            blocks.append(block() + np.log1p(gain))
-            control.append(block())
-            verdict = judge(blocks, control, rule).verdict
-        ends.append((verdict, len(blocks)))
-    return _rates(ends)
+    def block() -> Floats:
+        return np.stack([np.zeros(rule.pairs), drawn(), drawn()])
+
+    return _rates([_judged(block, gain, rule) for _ in range(series)])
+
+
+def _judged(block: Block, gain: float, rule: Rule) -> tuple[Verdict, int]:
+    """The verdict on one series and the blocks it took; ``block`` draws log times of three arms."""
+    blocks: list[Floats] = []
+    control: list[Floats] = []
+    verdict = None
+    while verdict is None:
+        base, copy, other = np.exp(block())
+        ratios, copies = contrasts(base, copy, other / (1 + gain))
+        blocks.append(ratios)
+        control.append(copies)
+        verdict = judge(blocks, control, rule).verdict
+    return verdict, len(blocks)
 
 
 def _rates(ends: Sequence[tuple[Verdict, int]]) -> KeepRates:
@@ -110,21 +138,6 @@ def _rates(ends: Sequence[tuple[Verdict, int]]) -> KeepRates:
     keep = float((verdicts == Verdict.KEEP).mean())
     drop = float((verdicts == Verdict.DROP).mean())
     return KeepRates(keep, drop, 1 - keep - drop, float(np.mean([blocks for _, blocks in ends])))
-
-
-def _one_series(
-    processes: Sequence[Floats], gain: float, rule: Rule, generator: np.random.Generator
-) -> tuple[Verdict, int]:
-    """The verdict on one resampled series and the blocks it took."""
-    blocks: list[Floats] = []
-    control: list[Floats] = []
-    while True:
-        base, copy, other = (_runs(processes, rule.pairs, generator) for _ in range(3))
-        blocks.append(log_ratios(base, other / (1 + gain)))
-        control.append(log_ratios(base, copy))
-        judgement = judge(blocks, control, rule)
-        if judgement.verdict is not None:
-            return judgement.verdict, len(blocks)
 
 
 def _runs(processes: Sequence[Floats], runs: int, generator: np.random.Generator) -> Floats:

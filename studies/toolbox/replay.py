@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from studies.toolbox.bundle import BASELINE, Bundle
-from studies.toolbox.decision import Floats, Rule, judge, log_ratios
+from studies.toolbox.decision import Floats, Rule, contrasts, judge
 from studies.toolbox.factorial import Cell, Table
 from studies.toolbox.noise import ROCKET_KEEPS_AT, ROCKET_RUNS
 from studies.toolbox.planners import make_planner
@@ -73,7 +73,7 @@ def truth(table: Table) -> dict[Bundle, float]:
         bundle: float(np.median([np.median(cell.ratios) for cell in cells]))
         for bundle, cells in table.items()
     }
-    return {BASELINE: 0.0, **found}
+    return {**found, BASELINE: 0.0}
 
 
 class RecordedMachine:
@@ -87,9 +87,7 @@ class RecordedMachine:
         self._known = truth(table)
         self._points = list(noise.values()) if noise else []
 
-    def evaluate(
-        self, bundle: Bundle, base: Bundle = BASELINE, rule: Rule | None = None
-    ) -> Outcome:
+    def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
         """The outcome of a bundle against a base; adds to the cost."""
         blocks: list[Floats] = []
         control: list[Floats] = []
@@ -98,7 +96,7 @@ class RecordedMachine:
             ratios, copies = self._quiet(bundle, base) if self._points else self._own(bundle, base)
             blocks.append(ratios)
             control.append(copies)
-            judgement = judge(blocks, control, rule or self.rule)
+            judgement = judge(blocks, control, self.rule)
             if judgement.verdict is not None:
                 break
         return Outcome(
@@ -131,8 +129,8 @@ class RecordedMachine:
         first, second, third = (
             self.generator.choice(processes[int(index)], self.rule.pairs) for index in chosen
         )
-        gain = self._known[bundle] - self._known[base]
-        return log_ratios(first, third) + gain, log_ratios(first, second)
+        ratios, control = contrasts(first, second, third)
+        return ratios + self._known[bundle] - self._known[base], control
 
     def mean_of_three(self, bundle: Bundle) -> float:
         """Mean seconds of a few runs of one process, as ROCKET measures."""
@@ -144,10 +142,6 @@ class RecordedMachine:
             return float(runs.mean()) * math.exp(-self._known[bundle])
         arm = "candidate" if bundle != BASELINE else "base"
         return float(self.generator.choice(cell.seconds[arm], ROCKET_RUNS).mean())
-
-    def confirm(self, bundle: Bundle, base: Bundle) -> Outcome:
-        """The outcome with twice the restarts."""
-        return self.evaluate(bundle, base, self.rule.patient)
 
     def _block(self, bundle: Bundle) -> Cell:
         cells = self.table[bundle]
@@ -168,7 +162,8 @@ def replay(
     best = max(known.values())
     if planner == ROCKET:
         return _rocket(machine, known, best)
-    progress = Progress(sorted(table, key=lambda bundle: (len(bundle), bundle.pairs)))
+    bundles = [bundle for bundle in table if bundle != BASELINE]
+    progress = Progress(sorted(bundles, key=lambda bundle: (len(bundle), bundle.pairs)))
     marks: list[tuple[float, Bundle]] = []
 
     def evaluate(suggestion: Suggestion) -> Outcome:
@@ -181,7 +176,7 @@ def replay(
     searched = progress.contender.bundle if progress.contender else BASELINE
     stack = BASELINE
     if progress.contender:
-        final = finish(searched, machine.confirm, _in_table(table), rule.threshold)
+        final = finish(searched, machine.evaluate, _in_table(table), rule.threshold)
         stack = final.stack if final.proven else BASELINE
     near = [cost for cost, bundle in marks if known[bundle] >= best + math.log(NEAR)]
     return Replay(
@@ -260,9 +255,16 @@ def control_ratios(table: Table) -> list[Floats]:
 
 
 def copies(table: Table) -> dict[str, list[Floats]]:
-    """Raw times of the two copies, by bundle and block that they ran beside."""
+    """Raw times of all copies of the baseline, by bundle and block that they ran beside."""
     return {
-        f"{bundle}, block {index}": [cell.seconds["base"], cell.seconds["control"]]
+        f"{bundle}, block {index}": [
+            times for arm, times in cell.seconds.items() if arm != "candidate" or not len(bundle)
+        ]
         for bundle, cells in table.items()
         for index, cell in enumerate(cells)
     }
+
+
+def three_copies(table: Table) -> list[Floats]:
+    """Times of base, control and a third copy, shape (3, rounds), one array a block."""
+    return [np.array(list(cell.seconds.values())) for cell in table.get(BASELINE, [])]

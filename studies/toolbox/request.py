@@ -40,11 +40,11 @@ class Request(BaseModel):
     beside: list[dict[str, str]] = Field(default=[], description="bundles measured in any case")
     planner: str = "acquisition"
     trials: int = Field(default=16, ge=1)
-    threshold: float = 0.02
-    confidence: float = 0.95
-    pairs: int = 8
-    min_blocks: int = 2
-    max_blocks: int = 4
+    threshold: float = Rule().threshold
+    confidence: float = Rule().confidence
+    pairs: int = Rule().pairs
+    min_blocks: int = Rule().min_blocks
+    max_blocks: int = Rule().max_blocks
     lossy_budget: float | None = Field(
         default=None, gt=0, description="KL that lossy tools may cost, in units of bfloat16's"
     )

@@ -61,7 +61,7 @@ def judge_trace(path: Path | Traversable, rule: Rule) -> list[TraceVerdict]:
             stands = not accepted
         else:
             found = estimate([np.array([log_ratio])], control)
-            low = found.quantile(rule.look_alpha)
+            low = found.quantile(rule.look_alpha(rule.min_blocks))
             lower = float(np.exp(low))
             keep = low > rule.log_threshold
             verdict = Verdict.KEEP if keep else Verdict.INCONCLUSIVE

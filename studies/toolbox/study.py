@@ -241,7 +241,7 @@ def _final(
         return None
     return finish(
         progress.contender.bundle,
-        evaluator.confirm,
+        evaluator.evaluate,
         lambda bundle: not space.why_illegal(bundle),
         request.threshold,
     )

@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from specs.errors import InputError
-from studies.toolbox.decision import Rule, estimate, judge, log_ratios
+from studies.toolbox.boundaries import look_levels
+from studies.toolbox.decision import (
+    CANDIDATE_SHARE,
+    Rule,
+    centre,
+    contrasts,
+    estimate,
+    judge,
+    log_ratios,
+)
 from studies.toolbox.factorial import read_table, shipped_table
 from studies.toolbox.noise import (
     keep_rates,
@@ -54,9 +64,35 @@ def test_a_copy_is_not_kept_under_normal_noise_between_and_within_processes(sd: 
     assert rates.keep <= 0.05
 
 
-def test_a_copy_is_not_kept_on_the_noise_of_a_busy_cpu() -> None:
+def test_a_copy_is_not_kept_and_a_true_gain_is_on_the_noise_of_a_busy_cpu() -> None:
     pairs = control_ratios(read_table(shipped_table(), "cpu_s"))
     assert paired_keep_rates(pairs, 0.0, Rule(), SERIES, seed=11).keep <= 0.05
+    assert paired_keep_rates(pairs, 0.05, Rule(), SERIES, seed=12).keep >= 0.80
+
+
+def test_looks_together_cross_their_bounds_as_often_as_promised() -> None:
+    first, last, alpha = 2, 12, 0.05
+    sums = np.random.default_rng(13).normal(size=(100_000, last)).cumsum(1)
+    scores = sums[:, first - 1 :] / np.sqrt(np.arange(first, last + 1))
+    levels = look_levels(first, last, alpha)
+    crossed = (scores > stats.norm.isf(levels)).any(1).mean()
+    assert crossed == pytest.approx(alpha, abs=0.003)
+    assert list(levels) == sorted(levels)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=12))
+def test_the_centre_of_a_block_lies_within_it_and_moves_with_it(values: list[float]) -> None:
+    block = np.asarray(values)
+    assert block.min() - 1e-12 <= centre(block) <= block.max() + 1e-12
+    assert centre(block + 3) == pytest.approx(centre(block) + 3)
+    assert centre(-block) == pytest.approx(-centre(block))
+
+
+def test_both_copies_are_the_baseline_and_the_control_tells_nothing_of_the_candidate() -> None:
+    times = np.exp(np.random.default_rng(14).normal(0, 0.02, (3, 20_000)))
+    ratios, control = contrasts(*times)
+    assert np.corrcoef(ratios, control)[0, 1] == pytest.approx(0, abs=0.03)
+    assert ratios.var() / control.var() == pytest.approx(CANDIDATE_SHARE, rel=0.05)
 
 
 def test_a_gain_at_the_threshold_is_kept_no_more_often_than_promised() -> None:
@@ -78,14 +114,22 @@ def test_a_noisy_control_forbids_a_claim() -> None:
     generator = np.random.default_rng(9)
     blocks = [generator.normal(0.30, 0.002, 8) for _ in range(4)]
     control = [generator.normal(shift, 0.002, 8) for shift in (-0.05, 0.05, -0.06, 0.04)]
-    judgement = judge(blocks, control, Rule())
+    judgement = judge(blocks, control, Rule(max_blocks=4))
     assert judgement.verdict is Verdict.NOISY
     assert judgement.control_half_width > 0.02
+    assert judge(blocks, control, Rule()).verdict is None, "more restarts may still settle it"
+
+
+def test_noise_that_no_restarts_will_settle_ends_a_comparison_early() -> None:
+    blocks = [np.full(8, 0.3)] * 3
+    control = [np.full(8, shift) for shift in (-0.5, 0.5, -0.6)]
+    assert judge(blocks[:2], control[:2], Rule()).verdict is None
+    assert judge(blocks, control, Rule()).verdict is Verdict.NOISY
 
 
 def test_copies_that_differ_steadily_forbid_a_claim() -> None:
-    blocks = [np.full(8, 0.3)] * 4
-    control = [np.full(8, 0.08)] * 4
+    blocks = [np.full(8, 0.3)] * 12
+    control = [np.full(8, 0.08)] * 12
     assert judge(blocks, control, Rule()).verdict is Verdict.NOISY
 
 
@@ -149,4 +193,4 @@ def test_which_verdicts_of_the_published_trace_stand(shared: Path) -> None:
     }
     cast = next(step for step in ours if step.tool == "dtype_cast")
     assert cast.lower is not None
-    assert 2.5 < cast.lower < cast.ratio
+    assert 2.3 < cast.lower < cast.ratio
