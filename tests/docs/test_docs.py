@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from studies.cli.main import call
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"^```(?:ba)?sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -81,6 +83,20 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "tokens/s/GPU" in done.stdout
     assert "tp=3 is refused" in done.stdout
     assert list((tmp_path / "found").glob("*/best.yaml"))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_commands_that_need_more_than_this_machine_exist(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what is shown without being run (a cluster, a GPU, a key), commands and options exist."""
+    for line in re.findall(r"^foretune ([^#\n]+)", page.read_text(), flags=re.MULTILINE):
+        words = line.split()
+        command = words[:2] if words[0] in ("bench", "llm") else words[:1]
+        assert call([*command, "--help"]) == 0, line
+        told = capsys.readouterr().out
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        assert not [option for option in options if option not in told], line
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
