@@ -174,7 +174,8 @@ def outcome_of(
         return None, f"{CANNOT_START[end.exit_code]}, see {end.log}; mend it and launch it again."
     result = result_file(launch.folder)
     if result is not None:
-        return read_result(runs.job, runs.name, result, number)[1], ""
+        configs = {asked.number: asked.config for asked in runs.runs()}
+        return read_result(runs.job, runs.name, result, number, configs)[1], ""
     if end.ending is Ending.CRASHED:
         return Outcome(crash=end.reason, source=end.log.name), ""
     return None, f"it ended well but left no result, see {end.log}."

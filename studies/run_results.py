@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.model import Model
 from studies.job import Job
 from studies.real_runs import COUNTERS, Outcome
 
@@ -30,7 +33,17 @@ class ResultFile(BaseModel):
     log: str = ""
 
 
-def read_result(job: Job, study: str, path: Path, number: int | None) -> tuple[int, Outcome]:
+class OtherRun(InputError):
+    """A log is of another job or config than the run that it is told of."""
+
+
+def read_result(
+    job: Job,
+    study: str,
+    path: Path,
+    number: int | None,
+    configs: Mapping[int, TrainingConfig] | None = None,
+) -> tuple[int, Outcome]:
     """(run, outcome) of a file.
 
     A log beside a result file is read as well: it knows the peak, and the steady steps better.
@@ -40,15 +53,17 @@ def read_result(job: Job, study: str, path: Path, number: int | None) -> tuple[i
         study: name of the measured study that the file must belong to.
         path: a result file, or a training log.
         number: the run, where the file is a log; a result file names its own.
+        configs: those of the runs by number, which a log must agree with.
 
     Raises:
         InputError: the file cannot be read, belongs to another study or run, or says nothing.
     """
+    configs = configs or {}
     found = _result_file(path)
     if found is None:
         if number is None:
             raise InputError(f"{path} does not say which run it is of; give --run N.")
-        return number, log_outcome(job, path)
+        return number, log_outcome(job, path, configs.get(number))
     if found.study != study:
         raise InputError(f"{path} belongs to {found.study!r}, not to {study!r}.")
     if number is not None and number != found.run:
@@ -56,7 +71,9 @@ def read_result(job: Job, study: str, path: Path, number: int | None) -> tuple[i
     log = path.parent / Path(found.log).name if found.log else None
     if log is not None and log.is_file():
         try:
-            return found.run, log_outcome(job, log)
+            return found.run, log_outcome(job, log, configs.get(found.run))
+        except OtherRun:
+            raise
         except InputError:
             pass  # a log in a format that nobody knows: the result file speaks for itself
     return found.run, _outcome(found, path)
@@ -92,10 +109,11 @@ def _outcome(found: ResultFile, path: Path) -> Outcome:
     )
 
 
-def log_outcome(job: Job, path: Path) -> Outcome:
+def log_outcome(job: Job, path: Path, config: TrainingConfig | None = None) -> Outcome:
     """What a training log says: tokens/s/GPU of its steady steps and the peak, or an OOM.
 
     Raises:
+        OtherRun: the log states another job, or another config than ``config``.
         InputError: the log is in no known format or says neither.
     """
     from collectors.ingestion import ingest
@@ -104,6 +122,7 @@ def log_outcome(job: Job, path: Path) -> Outcome:
     if len(runs) != 1:
         raise InputError(f"{path} holds {len(runs)} runs; give the log of one.")
     row = runs[0].row
+    _check_same(job, config, runs[0].row, runs[0].model, path)
     if runs[0].out_of_memory:
         return Outcome(out_of_memory=True, source=path.name)
     speed = _number(row, "tokens_per_s_per_gpu")
@@ -117,6 +136,38 @@ def log_outcome(job: Job, path: Path) -> Outcome:
     if counter not in COUNTERS:
         peak, counter = None, "device"
     return Outcome(tokens_per_s_per_gpu=speed, peak_gib=peak, counter=counter, source=path.name)
+
+
+def _check_same(
+    job: Job,
+    config: TrainingConfig | None,
+    row: dict[str, str],
+    model: Model | None,
+    path: Path,
+) -> None:
+    """Refuses a log that states other sizes; what it does not state is taken as right."""
+    workload = job.experiment.workload
+    expected = {
+        "num_gpus": job.cluster.num_gpus,
+        "seq_len": workload.seq_len,
+        "gbs": workload.global_batch_size,
+    }
+    if config is not None:
+        expected |= {name: getattr(config, name) for name in ("tp", "pp", "cp", "ep", "mbs")}
+    stated = {name: _number(row, name) for name in expected}
+    if model is not None:
+        for name in ("num_layers", "hidden_size"):
+            expected[name], stated[name] = getattr(workload.model, name), getattr(model, name)
+    other = [
+        f"{name} {value:g} instead of {expected[name]:g}"
+        for name, value in stated.items()
+        if value and value != expected[name]
+    ]
+    if other:
+        raise OtherRun(
+            f"{path} is the log of another run: it states {', '.join(other)}; "
+            "give the log of this run, or tell the number with --speed."
+        )
 
 
 def _number(row: dict[str, str], name: str) -> float | None:

@@ -81,7 +81,8 @@ def tell_command(
             told.append((run, outcome))
         else:
             # Every file is read before anything is written: all are told, or none.
-            told += [read_result(job, measured.name, path, run) for path in files or ()]
+            configs = {asked.number: asked.config for asked in measured.runs()}
+            told += [read_result(job, measured.name, path, run, configs) for path in files or ()]
         for number, outcome in told:
             measured.check(number, outcome, again)
         sentences = [measured.tell(number, outcome, again) for number, outcome in told]

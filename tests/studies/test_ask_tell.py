@@ -303,3 +303,11 @@ def test_learning_from_another_study(
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
+
+
+def test_the_log_of_another_job_is_refused(asked: Callable[..., Any]) -> None:
+    asked("ask", "--runs", "1", "--slot", "1h")
+    log = Path(__file__).parents[1] / "collectors" / "samples" / "primus_mi300x.log"
+    error = asked("tell", "--run", "0", log, code=2)
+    assert "another run" in error
+    assert "tp 1 instead of 2" in error
