@@ -14,7 +14,6 @@ from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.learned import Learned
 from surrogate.memory import (
-    explain_gap,
     fit_probability,
     memory_log_sd,
 )
@@ -104,7 +103,7 @@ def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
     return {
         **sliced_metrics(peaks, truth, projected, memory=True),
         "stated": error_metrics(truth[stated], projected.take(stated)),
-        "worst": _worst_peaks(peaks, projected),
+        "worst": _worst_peaks(peaks, projected, known),
         "out_of_memory": _out_of_memory(table, known),
         "skipped": _skipped(table, held, reasons),
     }
@@ -121,14 +120,15 @@ def memory_projected(table: RunTable, known: MemoryFacts) -> Projected:
     return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
 
 
-def _worst_peaks(peaks: RunTable, projected: Projected) -> list[dict[str, Any]]:
+def _worst_peaks(peaks: RunTable, projected: Projected, known: MemoryFacts) -> list[dict[str, Any]]:
     """The rows with the largest errors: projection and gap in GiB, by component."""
     error = np.abs(projected.value / peaks.peak_memory_gib - 1)
     rows = np.argsort(-error, kind="stable")[:WORST_PEAKS]
     chosen = peaks.take(rows)
     if not len(chosen):
         return []
-    gaps = explain_gap(cases_of(chosen), chosen.peak_memory_gib, chosen.memory_counter.astype(str))
+    counters = chosen.memory_counter.astype(str)
+    gaps = known.gaps(cases_of(chosen), chosen.peak_memory_gib, counters)
     return [
         {"run_id": str(run_id), "counter": str(counter), **gap._asdict()}
         for run_id, counter, gap in zip(chosen.run_id, chosen.memory_counter, gaps, strict=True)

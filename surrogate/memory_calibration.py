@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from surrogate.cases import Cases, Column
-from surrogate.memory import Memory, counter_reading, memory
+from surrogate.memory import Gap, Memory, counter_reading, explain_gap, memory
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
 from surrogate.robust import student_noise
 
@@ -141,6 +141,15 @@ class MemoryFacts:
         for rows, constants in self._moved_rows(cases):
             reading[rows] = counter_reading(cases.take(rows), counters[rows], constants)
         return reading
+
+    def gaps(self, cases: Cases, measured_gib: Column, counters: Column) -> list[Gap]:
+        """``memory.explain_gap`` of every row with the constants of its stack."""
+        gaps = explain_gap(cases, measured_gib, counters)
+        for rows, constants in self._moved_rows(cases):
+            own = explain_gap(cases.take(rows), measured_gib[rows], counters[rows], constants)
+            for row, gap in zip(rows, own, strict=True):
+                gaps[row] = gap
+        return gaps
 
     def _moved_rows(self, cases: Cases) -> list[tuple[Column, MemoryConstants]]:
         """Rows of each stack of which peaks are known, and its constants."""

@@ -37,6 +37,16 @@ def test_without_peaks_memory_is_as_projected() -> None:
     assert device_gib(learned) == pytest.approx(memory(study()).device_gib, rel=1e-12)
 
 
+def test_a_peak_is_explained_as_it_is_projected() -> None:
+    table = with_peaks(runs(1.0, {}), "reserved", 1.2)
+    peaks = shipped().with_peaks(table).peaks()
+    gap = peaks.gaps(cases_of(table), table.peak_memory_gib, table.memory_counter)[0]
+    assert gap.projected_gib == pytest.approx(
+        peaks.reading(cases_of(table), table.memory_counter)[0]
+    )
+    assert gap.projected_gib == pytest.approx(sum(gap.components.values()))
+
+
 @pytest.mark.parametrize("counter", ["device", "reserved", "allocated"])
 def test_a_peak_moves_its_stack_part_of_the_way(counter: str) -> None:
     learned = shipped().with_peaks(with_peaks(runs(1.0, {}), counter, 1.2))
