@@ -294,7 +294,8 @@ def notes_on(summary: Mapping[str, Any]) -> list[str]:
     ]
     reasons = list(dict.fromkeys(held["failure"] for held in failed))
     notes += [
-        f"the model gave no advice in some rounds and the search went on without it: {reason}."
+        "the model gave no advice in some rounds and the search went on without it: "
+        f"{reason.rstrip('.')}."
         for reason in reasons
     ]
     if summary["believed"] == 0.0 and summary["verdicts"]:
