@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -35,6 +37,8 @@ STEADY_RUNS = 3
 STEADY_SPREAD = 0.05
 """Warm-up ends when the last runs lie within this fraction and none compiled a graph (assumed)."""
 MAX_WARM_UP_RUNS = 12
+PARENT_CHECK_S = 2.0
+"""Seconds between looks at whether the study still lives."""
 
 
 class Arm:
@@ -264,8 +268,16 @@ def serve(commands: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
+def end_with(parent: int) -> None:
+    """Ends this process once its parent is gone, whatever it is doing: compiling takes minutes."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """Entry point of ``python -m studies.toolbox.worker``."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         serve(sys.stdin, answers)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +111,43 @@ def test_a_worker_ends_with_its_study(tmp_path: Path) -> None:
     process.stdin.close()  # what the death of the study does
     assert process.wait(timeout=60) == 0
     worker.close()
+
+
+STUDY_THAT_HANGS = """
+import sys, threading, time
+from pathlib import Path
+from studies.toolbox.process import Worker
+from tests.studies.toolbox.test_toolbox_faults import MATH, launch
+
+worker = Worker(launch(Path(sys.argv[1]), "hangs"), MATH)
+threading.Thread(target=worker.start, daemon=True).start()
+while not worker.facts:
+    time.sleep(0.1)
+print(worker._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_busy_worker_ends_when_its_study_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUDY_THAT_HANGS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        pid = int(study.stdout.readline())
+        os.kill(pid, 0)
+        study.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_folders_without_weights_and_names_that_are_none(tmp_path: Path) -> None:
