@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from specs.errors import InputError
+
 
 @contextmanager
 def atomic_text(path: Path) -> Iterator[TextIO]:
@@ -17,8 +19,12 @@ def atomic_text(path: Path) -> Iterator[TextIO]:
     Line ends are written as given. Parents are made. A block that fails leaves ``path`` as it was.
 
     Raises:
+        InputError: ``path`` is a device or a pipe: to take the place of ``/dev/null`` would break
+            the machine of a user who may.
         OSError: the folder cannot be written.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"cannot write {path}: it is a device or a pipe; name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)

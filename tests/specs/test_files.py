@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from specs.errors import InputError
 from specs.files import atomic_text
 
 
@@ -31,3 +33,16 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
         _fail(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_pipe_or_device_keeps_its_place(tmp_path: Path, through_a_link: bool) -> None:
+    pipe = path = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if through_a_link:
+        path = tmp_path / "link"
+        path.symlink_to(pipe)
+    with pytest.raises(InputError, match="device or a pipe"), atomic_text(path):
+        pass
+    assert pipe.is_fifo()
+    assert path.is_symlink() == through_a_link
