@@ -18,11 +18,11 @@ from specs.cluster import Cluster
 from specs.config import AXES, TrainingConfig
 from specs.errors import InputError
 from specs.formats.cluster import read_cluster
-from specs.formats.experiment import Experiment, StudySettings
+from specs.formats.experiment import NO_FRAMEWORK, Experiment, StudySettings, usual_framework
 from specs.formats.huggingface import read_huggingface
 from specs.formats.reader import read_experiment
 from specs.model import Model
-from specs.stack import Framework, Stack
+from specs.stack import Stack
 from specs.workload import Workload
 from studies.files import name_from
 from studies.inputs import changed, find_input, resolve
@@ -301,11 +301,7 @@ def job_of_workload(
     if where is None:
         raise InputError("a workload needs a cluster, for example '8x8xMI355X'.")
     place = where if isinstance(where, Cluster) else read_cluster(where)
-    framework, name = (
-        (Framework.PRIMUS, "Primus")
-        if place.gpu.vendor == "amd"
-        else (Framework.MEGATRON, "Megatron-LM")
-    )
+    framework, name = usual_framework(place.gpu.vendor)
     experiment = Experiment(
         name=name_from(f"{what.model.name}_{place.name}"),
         workload=what,
@@ -314,7 +310,7 @@ def job_of_workload(
         cluster=place,
         settings=StudySettings(axes=_narrowed(narrow or {})),
     )
-    notes = (f"no framework is stated; {name} is assumed.",)
+    notes = (f"{NO_FRAMEWORK}; {name} is assumed.",)
     return Job(changed(experiment, settings), place, notes)
 
 

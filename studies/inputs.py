@@ -87,7 +87,7 @@ def resolve(
     else:
         chosen, notes = smallest_cluster(experiment, gpu, gpus)
     placed = experiment.on(chosen)
-    return Job(placed, chosen, (*experiment.notes, *notes))
+    return Job(placed, chosen, (*placed.notes, *notes))
 
 
 def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from specs.cluster import Cluster
 from specs.config import TrainingConfig
-from specs.stack import Stack
+from specs.stack import Framework, Stack
 from specs.workload import Workload
+
+NO_FRAMEWORK = "no framework is stated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,9 @@ class Experiment:
     the path hints at, or empty. ``notes`` are sentences about what was assumed, ignored or
     contradictory. ``sequences_per_data_parallel`` is not 0 where the file fixes the batch of one
     data-parallel rank instead of the global batch (torchtitan without ``global_batch_size``): the
-    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``source`` is the file
-    that exports start from.
+    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``framework_assumed``
+    where the file names no framework: ``on`` takes the usual one of the GPU's vendor. ``source`` is
+    the file that exports start from.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Experiment:
     gpu: str = ""
     notes: tuple[str, ...] = ()
     sequences_per_data_parallel: int = 0
+    framework_assumed: bool = False
     settings: StudySettings = field(default_factory=StudySettings)
     source: Path | None = None
 
@@ -55,14 +59,31 @@ class Experiment:
         return min_gpus(self.baseline, self.workload.model.is_moe)
 
     def on(self, cluster: Cluster) -> Experiment:
-        """The same job on ``cluster``, with the global batch size that it then has."""
+        """The same job on ``cluster``, with the batch and the assumed framework it then has."""
+        placed = replace(self, cluster=cluster)
+        if self.framework_assumed:
+            framework, name = usual_framework(cluster.gpu.vendor)
+            changes = {"framework": framework, "framework_name": name}
+            kept = tuple(note for note in self.notes if not note.startswith(NO_FRAMEWORK))
+            placed = replace(
+                placed,
+                stack=self.stack.model_copy(update=changes),
+                notes=(*kept, f"{NO_FRAMEWORK}; {name} is assumed."),
+            )
         if not self.sequences_per_data_parallel:
-            return replace(self, cluster=cluster)
+            return placed
         config = self.baseline
         data_parallel = max(cluster.num_gpus // (config.tp * config.pp * config.cp), 1)
         batch = self.sequences_per_data_parallel * data_parallel
         workload = self.workload.model_copy(update={"global_batch_size": batch})
-        return replace(self, cluster=cluster, workload=workload)
+        return replace(placed, workload=workload)
+
+
+def usual_framework(vendor: str) -> tuple[Framework, str]:
+    """Framework, and its name, where nobody names one: Primus on AMD, else Megatron-LM."""
+    if vendor == "amd":
+        return Framework.PRIMUS, "Primus-Megatron"
+    return Framework.MEGATRON, "Megatron-LM"
 
 
 def min_gpus(config: TrainingConfig, is_moe: bool) -> int:

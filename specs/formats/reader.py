@@ -61,7 +61,8 @@ def _experiment(model: Any, path: Path) -> Experiment:
         gpu=gpu_of_path(path),
         notes=(
             f"a model config names no workload: seq_len is {DEFAULT_SEQ_LEN} and gbs {batch} "
-            "unless --set seq_len=... and --set gbs=... state them; the framework is Megatron-LM.",
+            "unless --set seq_len=... and --set gbs=... state them.",
         ),
+        framework_assumed=True,
         source=path,
     )

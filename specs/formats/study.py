@@ -111,11 +111,11 @@ def study_of(
     below = _below(study, path, where)
     cluster = placed or _cluster(study, path, gpus)
     notes = list(below.notes) if isinstance(below, Experiment) else []
-    stack = _stack(study, below, cluster, notes)
-    return Experiment(
+    found = Experiment(
         name=study.name or path.stem,
         workload=_workload(study, below, where),
-        stack=stack,
+        stack=_stack(study, below),
+        framework_assumed=study.stack.framework is None and isinstance(below, Model),
         baseline=_baseline(study, below, where),
         cluster=cluster,
         gpu=below.gpu if isinstance(below, Experiment) else "",
@@ -128,6 +128,7 @@ def study_of(
         ),
         source=below.source if isinstance(below, Experiment) else None,
     )
+    return found if cluster is None or not found.framework_assumed else found.on(cluster)
 
 
 def _below(study: StudyFile, path: Path, where: str) -> Experiment | Model:
@@ -190,21 +191,14 @@ def _workload(study: StudyFile, below: Experiment | Model, where: str) -> Worklo
     return workload
 
 
-def _stack(
-    study: StudyFile, below: Experiment | Model, cluster: Cluster | None, notes: list[str]
-) -> Stack:
-    """The stack of a Primus experiment or the usual one of the GPU's vendor, with changes."""
+def _stack(study: StudyFile, below: Experiment | Model) -> Stack:
+    """The stack of a Primus experiment, or the usual one, with changes."""
     changes = study.stack.model_dump(exclude_none=True)
     name = changes.pop("framework", None)
     if name is not None:
         changes |= {"framework": Framework.parse(name), "framework_name": name}
     if isinstance(below, Experiment):
         return below.stack.model_copy(update=changes)
-    if name is None:
-        amd = cluster is not None and cluster.gpu.vendor == "amd"
-        framework = (Framework.PRIMUS, "Primus") if amd else (Framework.MEGATRON, "Megatron-LM")
-        changes |= {"framework": framework[0], "framework_name": framework[1]}
-        notes.append(f"no framework is stated; {framework[1]} is assumed.")
     return Stack(**changes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -107,3 +108,20 @@ def test_the_picture_is_well_formed_and_marks_best_and_baseline(
     assert any(text.startswith("best: ") for text in texts)
     assert any(text.startswith("baseline: ") for text in texts)
     assert any("192 GiB of MI300X" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "framework"), [("8xMI300X", "Primus-Megatron"), ("8xH100", "Megatron-LM")]
+)
+def test_a_model_config_takes_the_usual_framework_of_the_vendor(
+    tmp_path: Path, cluster: str, framework: str
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 1024,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    job = resolve(str(file), cluster)
+    assert job.experiment.stack.framework_name == framework
+    assert any(framework in note for note in job.notes)
