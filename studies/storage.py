@@ -112,10 +112,25 @@ def storage_address(text: str | None, default: Path) -> StorageAddress:
     if scheme == "sqlite":
         return _file_address("sqlite", Path(rest.removeprefix("/")))
     if scheme.split("+")[0] in ("postgresql", "mysql"):
-        return StorageAddress("server", text, None)
+        return StorageAddress("server", _checked_url(text), None)
     raise InputError(
         f"--storage has the scheme {scheme!r}; use sqlite, journal, postgresql or mysql."
     )
+
+
+def _checked_url(url: str) -> str:
+    """``url`` if it can be read as one of a server."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(url)
+    except (ArgumentError, ValueError):
+        raise InputError(
+            f"--storage {hide_password(url)!r} is no URL of a server; write it as "
+            "postgresql://user@host:port/database."
+        ) from None
+    return url
 
 
 def _file_address(kind: Literal["sqlite", "journal"], path: Path) -> StorageAddress:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +74,9 @@ app.add_typer(llm_app, name="llm")
 
 def call(arguments: Sequence[str]) -> int:
     """Runs ``foretune`` with these arguments and returns its exit code."""
+    # Python sets a closed stream (``>&-``) to None.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     code = 0
 
     def command() -> None:

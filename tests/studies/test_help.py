@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.cli.main import app
+from studies.cli.main import app, call
 from tests.studies.conftest import Ran
 
 COMMANDS = [command.name or "" for command in app.registered_commands]
@@ -62,3 +62,11 @@ def test_shells_complete(foretune: Callable[..., Ran]) -> None:
     ran = foretune("--help")
     assert "--install-completion" in ran.out
     assert "--show-completion" in ran.out
+
+
+def test_closed_streams_are_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What ``foretune ... >&- 2>&-`` makes of them.
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert call(["project", "mixtral_8x22b_mi355x"]) == 0
+    assert call(["project", "no_such_study"]) == 2

@@ -32,7 +32,13 @@ def test_addresses(
     assert not list(tmp_path.iterdir()), "naming a storage creates nothing"
 
 
-@pytest.mark.parametrize("text", ["mongodb://host/x", "notes.txt", "sqlite://", "journal://"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("mongodb://host/x", "notes.txt", "sqlite://", "journal://"),
+        *("postgresql://me@host:port/x", "postgresql://me@[::1/x"),
+    ],
+)
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(InputError):
         storage_address(text, Path("default.db"))
