@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -133,12 +134,12 @@ class Series:
         """Starts what is not running, then rounds in which every arm runs once in random order."""
         if fresh:
             self.close()
-        for arm in ("base", "control"):
-            if arm not in self._warm:
-                self._warm[arm] = self._started(self.base)
-                self._warm_up_s[arm] = self._warm[arm].ask("warm_up")["times_s"]
-        worker = self._started(candidate)
+        missing = [arm for arm in ("base", "control") if arm not in self._warm]
+        *bases, worker = self._started([self.base] * len(missing) + [candidate])
+        self._warm |= dict(zip(missing, bases, strict=True))
         try:
+            for arm in missing:
+                self._warm_up_s[arm] = self._warm[arm].ask("warm_up")["times_s"]
             warm_up_s = self._warm_up_s | {"candidate": worker.ask("warm_up")["times_s"]}
             arms = {**self._warm, "candidate": worker}
             runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
@@ -152,10 +153,19 @@ class Series:
             worker.close()
         return Block(runs=runs, order=order, warm_up_s=warm_up_s)
 
-    def _started(self, bundle: Bundle) -> ArmProcess:
-        worker = self.make(self.launch, bundle)
-        worker.start()
-        return worker
+    def _started(self, bundles: list[Bundle]) -> list[ArmProcess]:
+        """Processes of these bundles, started side by side; none where one fails."""
+        arms = [self.make(self.launch, bundle) for bundle in bundles]
+        with ThreadPoolExecutor(len(arms)) as pool:
+            starts = [pool.submit(arm.start) for arm in arms]
+        try:
+            for start in starts:
+                start.result()
+        except BaseException:
+            for arm in arms:
+                arm.close()
+            raise
+        return arms
 
     def _judge(self, blocks: list[Block]) -> tuple[str, Judgement]:
         """The judgement under the first metric whose control is quiet; else under the quietest.
