@@ -63,7 +63,7 @@ class Rule:
     confidence: float = 0.95
     pairs: int = 8
     min_blocks: int = 2
-    max_blocks: int = 12
+    max_blocks: int = 16
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < 1:

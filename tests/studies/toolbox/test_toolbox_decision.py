@@ -71,7 +71,7 @@ def test_a_copy_is_not_kept_and_a_true_gain_is_on_the_noise_of_a_busy_cpu() -> N
 
 
 def test_looks_together_cross_their_bounds_as_often_as_promised() -> None:
-    first, last, alpha = 2, 12, 0.05
+    first, last, alpha = 2, 16, 0.05
     sums = np.random.default_rng(13).normal(size=(100_000, last)).cumsum(1)
     scores = sums[:, first - 1 :] / np.sqrt(np.arange(first, last + 1))
     levels = look_levels(first, last, alpha)
@@ -128,8 +128,8 @@ def test_noise_that_no_restarts_will_settle_ends_a_comparison_early() -> None:
 
 
 def test_copies_that_differ_steadily_forbid_a_claim() -> None:
-    blocks = [np.full(8, 0.3)] * 12
-    control = [np.full(8, 0.08)] * 12
+    blocks = [np.full(8, 0.3)] * 16
+    control = [np.full(8, 0.08)] * 16
     assert judge(blocks, control, Rule()).verdict is Verdict.NOISY
 
 
