@@ -82,9 +82,11 @@ def read_result(
 def _result_file(path: Path) -> ResultFile | None:
     """The file as a result file; None where it is something else."""
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
+        with path.open("rb") as file:  # a device has no size, so count what is read
+            text = file.read(LARGEST_FILE_BYTES + 1)
+        if len(text) > LARGEST_FILE_BYTES:
             return None
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(text)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError):

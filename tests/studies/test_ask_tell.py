@@ -311,3 +311,12 @@ def test_the_log_of_another_job_is_refused(asked: Callable[..., Any]) -> None:
     error = asked("tell", "--run", "0", log, code=2)
     assert "another run" in error
     assert "tp 1 instead of 2" in error
+
+
+def test_a_device_that_never_ends_is_not_read_to_its_end(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    assert foretune("ask", small_study, "--slot", "1h", "--runs", "1", "--out", tmp_path).code == 0
+    told = foretune("tell", small_study, "--out", tmp_path, "/dev/zero")
+    assert (told.code, told.out) == (2, "")
+    assert "which run it is of" in told.err
