@@ -22,6 +22,9 @@ from studies.wording import describe
 
 SHARPEST = 5
 
+WORTH_MEASURING = 0.005
+"""Expected gain from which on a measurement is proposed: below it lies the noise of one run."""
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -67,7 +70,7 @@ class Sensitivity:
         if len(self.rivals) > 1:
             family, config = self.rivals[1]
             lines.append(f"next best mesh, {family.gap:.1%} behind: {describe(config)}")
-        if self.decision.change[most] > 0:
+        if self.decision.gain[most] >= WORTH_MEASURING:
             lines.append(
                 f"measure first: {describe(self.candidates[most])} "
                 f"(it changes the choice with P {self.decision.change[most]:.0%}, "

@@ -73,6 +73,12 @@ class PlanResult:
         }
 
 
+CORE = (
+    "core spaces keep number format, dispatcher, overlap and sharding of the baseline; --space "
+    "full tries them too and may be much faster, above all for MoE models."
+)
+
+
 def run_plan(
     plan: Plan,
     out: Path,
@@ -116,7 +122,7 @@ def run_plan(
         smallest=smallest((row.pair, row.cost, row.deadline_days) for row in rows),
         resumed=len(pairs) - len(missing),
         changed=store.changed,
-        notes=_notes(plan, rows),
+        notes=(*(() if form else (CORE,)), *_notes(plan, rows)),
     )
 
 
