@@ -20,6 +20,8 @@ from specs.formats.study import is_study, study_of
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_chain
 from specs.gpu import Gpu
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a cell of a CSV must not begin with: spreadsheets would run it."""
 MAX_PAIRS = 100_000
 MAX_SIZES = 10_000
 _RANGE = re.compile(r"(?P<first>\d{1,8})\s*\.\.\s*(?P<last>\d{1,8})")
@@ -108,6 +110,12 @@ def read_plan(path: Path) -> Plan:
     """
     content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
     file = validated(PlanFile, content, str(path))
+    for name in (*file.workloads, *file.clusters):
+        if name[:1] in FORMULA:
+            raise InputError(
+                f"{path}: the name {name[:40]!r} would be a formula in a spreadsheet; begin it "
+                "with another character."
+            )
     gpus = catalog.gpus_of(file.gpus, file.sources, str(path)) if file.gpus else {}
     workloads = tuple(_workload(name, value, path) for name, value in file.workloads.items())
     clusters = tuple(

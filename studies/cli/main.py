@@ -72,12 +72,18 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(llm_app, name="llm")
 
 
+QUIET = "--quiet"
+
+
 def call(arguments: Sequence[str]) -> int:
     """Runs ``foretune`` with these arguments and returns its exit code."""
     # Python sets a closed stream (``>&-``) to None.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     code = 0
+    # An option of all commands, which people write behind the command.
+    if QUIET in arguments:
+        arguments = [QUIET, *(word for word in arguments if word != QUIET)]
 
     def command() -> None:
         nonlocal code

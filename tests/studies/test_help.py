@@ -56,6 +56,8 @@ def test_quiet_leaves_out_notes(foretune: Callable[..., Ran]) -> None:
     assert quiet.code == 0
     assert quiet.err == ""
     assert quiet.out == loud.out
+    behind = foretune(*job, "--json", "--quiet")
+    assert (behind.code, behind.out, behind.err) == (quiet.code, quiet.out, quiet.err)
 
 
 def test_shells_complete(foretune: Callable[..., Ran]) -> None:

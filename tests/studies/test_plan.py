@@ -250,6 +250,7 @@ def test_a_killed_plan_loses_no_finished_pair(tmp_path: Path) -> None:
         ({"clusters": {"a": {"gpu": "H100", "num_nodes": "1..99999999"}}}, "num_nodes"),
         ({"clusters": {"a": {"gpu": "H100", "scaled": {"nic_bytes_per_s": -1}}}}, "nic_bytes"),
         ({"clusters": {"a": {"gpu": "H100", "overrides": {"peak_flops": {"x": 1}}}}}, "format 'x'"),
+        ({"clusters": {"=cmd": "8xH100"}}, "formula"),
         ({"clusters": {"a": 5}}, "mapping"),
         ({"clusters": {"a": "8xNOPE"}}, "NOPE"),
         ({"workloads": {"a": {"seq_len": 4}}}, "model"),
