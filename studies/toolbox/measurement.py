@@ -172,12 +172,12 @@ class Series:
 
         Only the control chooses, never the candidate, so the choice cannot favour a verdict.
         """
-        judged = {
-            metric: judge(
-                *zip(*(block.contrasts(metric) for block in blocks), strict=True), self.rule
+        judged = {}
+        for metric in self._metrics(blocks[0]):
+            found = [block.contrasts(metric) for block in blocks]
+            judged[metric] = judge(
+                [ratios for ratios, _ in found], [control for _, control in found], self.rule
             )
-            for metric in self._metrics(blocks[0])
-        }
         for metric, judgement in judged.items():
             if judgement.control_half_width <= self.rule.threshold:
                 return metric, judgement

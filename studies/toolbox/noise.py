@@ -93,7 +93,8 @@ def copies_keep_rates(
 
     def block() -> Floats:
         recorded = generator.permutation(copies[int(generator.integers(len(copies)))])
-        return np.log(recorded[:, generator.integers(recorded.shape[1], size=rule.pairs)])
+        chosen = generator.integers(recorded.shape[1], size=rule.pairs)
+        return np.asarray(np.log(recorded[:, chosen]))
 
     return _rates([_judged(block, gain, rule) for _ in range(series)])
 
