@@ -2,7 +2,7 @@
 
     python node_profile.py --plan plan.json --out rows.jsonl --budget 600
     torchrun --nproc-per-node 8 node_profile.py --plan plan.json --out rows.jsonl --budget 600
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT ...
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr HOST --master-port PORT ...
 
 It needs the interpreter's torch (CUDA, ROCm or CPU) and the standard library, nothing else. Every
 item is measured once a round, rounds go on until the budget is spent: repeats are interleaved, and

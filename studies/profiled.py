@@ -125,14 +125,18 @@ def command(options: ProfileOptions, processes: int, program: Path = PROGRAM) ->
             start += ["--standalone"]
         else:
             start += ["--nnodes", str(options.nodes), "--node-rank", str(options.node_rank)]
-            start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", options.rendezvous]
+            # Static: with the c10d backend torchrun ignores the rank, and any node may write.
+            host, _, port = options.rendezvous.rpartition(":")
+            start += ["--master-addr", host, "--master-port", port]
     files = ["--plan", str(options.plan_file), "--out", str(options.rows_file)]
     limits = ["--budget", f"{options.budget_s:g}", "--rounds", str(options.rounds)]
     return [*start, str(program), *files, *limits]
 
 
-def measure(options: ProfileOptions, processes: int) -> Profile:
+def measure(options: ProfileOptions, processes: int) -> Profile | None:
     """Runs the measurement of a plan that is written; goes on where an earlier one stopped.
+
+    None on a node other than the first, which writes the rows of all.
 
     Raises:
         InputError: nodes cannot meet, or nothing could be measured.
@@ -150,6 +154,8 @@ def measure(options: ProfileOptions, processes: int) -> Profile:
         child.terminate()
         child.wait()
         raise
+    if options.node_rank > 0 and code == 0:
+        return None
     if not options.rows_file.exists():
         raise InputError(
             f"nothing was measured (exit code {code}); see what it printed, or run it by hand: "
@@ -258,6 +264,7 @@ def profile_first(
     if profile is None:
         write_plan(plan, options)
         profile = measure(options, processes)
+        assert profile is not None, "the first node writes the rows"
         close(options)
     learned, found = learned_from(job, configs, profile)
     after = replace(job, learned=learned)

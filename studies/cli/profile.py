@@ -116,6 +116,9 @@ def profile_command(
         else:
             output.say("", f"measuring {len(plan)} items for {budget} with {here} process(es)")
             profile = profiled.measure(options, here)
+            if profile is None:
+                output.say(f"node {node_rank} took part; the first node wrote the rows.")
+                return
             files += [str(options.rows_file), str(profiled.close(options))]
     found: ProfileCalibration | None = None
     notes: list[str] = []

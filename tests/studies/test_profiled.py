@@ -42,7 +42,9 @@ def test_commands_of_one_process_one_node_and_two_nodes(tmp_path):
     )
     line = command(two, 8)
     assert line[line.index("--nnodes") + 1] == "2"
-    assert line[line.index("--rdzv-endpoint") + 1] == "host:29500"
+    assert line[line.index("--node-rank") + 1] == "1"
+    assert line[line.index("--master-addr") + 1] == "host"
+    assert line[line.index("--master-port") + 1] == "29500"
 
 
 def test_two_nodes_need_a_rendezvous(tmp_path):
