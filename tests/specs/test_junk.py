@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from specs.errors import InputError
 from specs.formats.cluster import read_cluster
 from specs.formats.megatron import read_arguments
+from specs.formats.primus import read_primus
 from specs.formats.reader import read_experiment
 from tests.specs.test_huggingface import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_70B, QWEN3_30B
 
@@ -180,7 +181,7 @@ def test_damaged_torchtitan(
     path = tmp_path_factory.mktemp("junk") / "titan.yaml"
     path.write_text(yaml.safe_dump(content, allow_unicode=True), "utf-8")
     with suppress(InputError):
-        read_experiment(path, shared / "primus")
+        read_primus(path, {"PRIMUS_PATH": str(shared / "primus")})
 
 
 @MANY

@@ -163,4 +163,6 @@ def srun(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # The tools are C programs: a closed pipe ends them quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(globals()[sys.argv[1]](sys.argv[2:]))
