@@ -165,9 +165,7 @@ def items_of(config: TrainingConfig, workload: Workload, node: Node) -> Iterator
     yield from _layers(model, config, seq)
 
 
-def _item(
-    kind: str, sizes: Mapping[str, int], variant: str = "", dtype: str = "bf16"
-) -> PlanItem:
+def _item(kind: str, sizes: Mapping[str, int], variant: str = "", dtype: str = "bf16") -> PlanItem:
     """An item; sizes that the kind has and that are not given are 0."""
     whole = {name: max(int(sizes.get(name, 0)), 0) for name in KINDS[kind]}
     return PlanItem(kind, whole, dtype, variant)
