@@ -98,8 +98,8 @@ class Stack(BaseModel):
     runtime_gib: float | None = Field(
         None,
         ge=0,
-        description="GiB of a device that runtime, libraries and communicators take beside tensors, "
-        "where it was measured; null: as fitted for framework and vendor",
+        description="GiB of a device that runtime, libraries and communicators take beside "
+        "tensors, where it was measured; null: as fitted for framework and vendor",
     )
     checkpoint_offload_fraction: float = Field(
         0.0, ge=0, le=1, description="share of the checkpoints of recomputation held by the host"
