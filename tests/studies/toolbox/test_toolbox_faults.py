@@ -64,7 +64,8 @@ def test_a_worker_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
     evaluator = Evaluator(launch(tmp_path, "hangs", timeout_s=30), Rule(), silent)
     outcome = evaluator.evaluate(MATH)
     assert outcome.verdict is Verdict.FAILED
-    assert "did not answer 'apply' within 30 s" in outcome.sentence
+    # A loaded machine may take that long to load the model already.
+    assert "within 30 s and was ended" in outcome.sentence
 
 
 def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path) -> None:
