@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from search.attribution import attribute
 from search.llm.advice import Advice, CheckedProposal, consult
 from search.llm.asking import Consultant, Request
 from search.llm.budget import Caps, Spent
@@ -182,13 +181,7 @@ class StudyAdvisor:
             for name, trial in shown.items()
             if trial is not None and "projection" in trial.details
         }
-        legal = not job.why_illegal(job.baseline)
         held = best.config if best is not None else job.baseline
-        changes = (
-            attribute(job.baseline, held, job.project, job.is_legal)
-            if legal and held != job.baseline
-            else None
-        )
         return briefing(
             view(
                 job,
@@ -196,7 +189,6 @@ class StudyAdvisor:
                 [_row(trial) for trial in trials],
                 held,
                 projections,
-                changes,
                 [(note["config"], note["reasons"]) for note in self._ledger.illegal()],
                 self.advice,
                 self._identity.get("hints", []),
@@ -205,18 +197,9 @@ class StudyAdvisor:
 
     def _ground(self, trials: Sequence[Trial]) -> ConfigGround:
         best = _best(trials)
-        proposed = [p.config for advice in self.advice for p in advice.proposals if p.config]
-        return ConfigGround(
-            anchor=best.config if best is not None else self._job.baseline,
-            axes=self._space.axes,
-            candidates=self._candidates,
-            why_illegal=lambda config: why_not_tried(self._job, self._space, config),
-            fit=lambda config: fit_of(self._job, config),
-            tried=[
-                *(trial.config for trial in trials),
-                *(TrainingConfig.from_labels(config) for config in proposed),
-            ],
-        )
+        anchor = best.config if best is not None else self._job.baseline
+        tried = [trial.config for trial in trials]
+        return ground_of(self._job, self._space, anchor, self._candidates, tried, self.advice)
 
     def _worth_of(self, trials: Sequence[Trial]) -> Any:
         """What a config promises: the surrogate is the oracle here, so its projection says all."""
@@ -312,6 +295,26 @@ def read_advice(attributes: Mapping[str, Any]) -> tuple[Advice, ...]:
     """The rounds that a study keeps, oldest first."""
     found = [Advice.from_json(held) for key, held in attributes.items() if key.startswith(_ADVICE)]
     return tuple(sorted(found, key=lambda advice: advice.number))
+
+
+def ground_of(
+    job: Job,
+    space: Space,
+    anchor: TrainingConfig,
+    candidates: ConfigCandidates,
+    tried: Sequence[TrainingConfig],
+    advice: Sequence[Advice],
+) -> ConfigGround:
+    """What proposals are checked against; earlier rounds' proposals count as tried."""
+    proposed = [p.config for held in advice for p in held.proposals if p.config]
+    return ConfigGround(
+        anchor=anchor,
+        axes=space.axes,
+        candidates=candidates,
+        why_illegal=lambda config: why_not_tried(job, space, config),
+        fit=lambda config: fit_of(job, config),
+        tried=[*tried, *(TrainingConfig.from_labels(config) for config in proposed)],
+    )
 
 
 def why_not_tried(job: Job, space: Space, config: TrainingConfig) -> list[str]:

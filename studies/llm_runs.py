@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from search.attribution import attribute
 from search.config_pool import ConfigPool
 from search.llm.advice import Advice, consult
 from search.llm.asking import Consultant, Request
 from search.llm.messages import INSTRUCTIONS, TrialRow, briefing
 from search.llm.opinion import current_opinion
-from search.llm.repair import ConfigCandidates, ConfigGround
+from search.llm.repair import ConfigCandidates
 from search.llm.turns import Trials, its_turn, standing_of_model
 from search.pool import Pool
 from search.pool_sampler import Judged
@@ -27,11 +26,10 @@ from studies.llm import (
     LlmOptions,
     advice_key,
     consultant_of,
-    fit_of,
+    ground_of,
     proposal_of,
     read_advice,
     rounds_of,
-    why_not_tried,
 )
 from studies.llm_view import view
 from studies.oracles import projection
@@ -140,22 +138,23 @@ class RunAdvisor:
         anchor = best.config if best is not None else self._runs.job.baseline
         program = str(self._identity.get("program", ""))
         request = Request(INSTRUCTIONS, self._briefing(runs, anchor), program=program)
-        ground = self._ground(pool, runs, anchor)
+        ground = ground_of(
+            self._runs.job,
+            self._space,
+            anchor,
+            ConfigCandidates(pool.table, pool),
+            [run.config for run in runs],
+            self.advice,
+        )
         advice = consult(self._consultant, ground, request, number, len(runs))
         self.advice = (*self.advice, advice)
         self._runs.study.set_user_attr(advice_key(number), advice.as_json())
 
     def _briefing(self, runs: Sequence[AskedRun], best: TrainingConfig) -> str:
         job = self._runs.job
-        legal = not job.why_illegal(job.baseline)
-        shown = {"baseline (projected)": job.baseline} if legal else {}
+        shown = {} if job.why_illegal(job.baseline) else {"baseline (projected)": job.baseline}
         if best != job.baseline:
             shown["best (projected)"] = best
-        changes = (
-            attribute(job.baseline, best, job.project, job.is_legal)
-            if legal and best != job.baseline
-            else None
-        )
         return briefing(
             view(
                 job,
@@ -163,28 +162,10 @@ class RunAdvisor:
                 [_row(run) for run in runs if run.state in (*TOLD, "crashed")],
                 best,
                 {name: projection(job, config) for name, config in shown.items()},
-                changes,
                 [],
                 self.advice,
                 self._identity.get("hints", []),
             )
-        )
-
-    def _ground(
-        self, pool: ConfigPool, runs: Sequence[AskedRun], anchor: TrainingConfig
-    ) -> ConfigGround:
-        job = self._runs.job
-        proposed = [p.config for advice in self.advice for p in advice.proposals if p.config]
-        return ConfigGround(
-            anchor=anchor,
-            axes=self._space.axes,
-            candidates=ConfigCandidates(pool.table, pool),
-            why_illegal=lambda config: why_not_tried(job, self._space, config),
-            fit=lambda config: fit_of(job, config),
-            tried=[
-                *(run.config for run in runs),
-                *(TrainingConfig.from_labels(config) for config in proposed),
-            ],
         )
 
     def _trials(self, pool: ConfigPool) -> Trials:

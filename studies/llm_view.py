@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from search.attribution import Attribution
+from search.attribution import Attribution, attribute
 from search.llm.advice import Advice, notes_of
 from search.llm.messages import Breakdown, StudyView, TrialRow
 from specs.config import AXES, TrainingConfig
@@ -24,7 +24,6 @@ def view(
     trials: Sequence[TrialRow],
     best: TrainingConfig,
     projections: Mapping[str, Mapping[str, Any]],
-    attribution: Attribution | None,
     refused: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
     advice: Sequence[Advice],
     hints: Sequence[str],
@@ -37,12 +36,12 @@ def view(
         trials: so far.
         best: the best of them.
         projections: name -> projection JSON of configs whose breakdown is shown.
-        attribution: what each change from the baseline to the best brings.
         refused: (config, reasons) of illegal proposals.
         advice: earlier rounds of the model.
         hints: of the user, without secrets.
     """
     baseline = job.baseline.as_labels()
+    changed = best != job.baseline and not job.why_illegal(job.baseline)
     return StudyView(
         job=job_facts(job),
         axes={name: [AXES[name].label(value) for value in axes[name]] for name in axes},
@@ -51,7 +50,9 @@ def view(
         best=best.as_labels(),
         trials=trials,
         breakdowns=[breakdown(name, held) for name, held in projections.items()],
-        effects=effects(attribution) if attribution else [],
+        effects=(
+            effects(attribute(job.baseline, best, job.project, job.is_legal)) if changed else []
+        ),
         refused=[(_changes(baseline, config), why[0]) for config, why in refused if why],
         fate=[line for held in advice for line in _fate(held, trials)][-MOST_FATES:],
         notes=notes_of(advice),
