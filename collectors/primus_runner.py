@@ -17,6 +17,7 @@ from pathlib import Path
 from collectors.launchers.launch import Ended, Ending, Launch
 from collectors.launchers.local import Local
 from collectors.launchers.watching import run
+from collectors.text import grouped_number
 from specs.errors import InputError
 
 PROGRAM, CHECKOUT = "primus-cli", "PRIMUS_PATH"
@@ -204,7 +205,7 @@ def _last(pattern: re.Pattern[str], text: str, what: str) -> float:
         PrimusError: there is none, or it is not above 0.
     """
     found = pattern.findall(text)
-    number = float(found[-1].replace(",", "")) if found else 0.0
+    number = grouped_number(found[-1]) if found else 0.0
     if not number > 0:
         raise PrimusError(f"Primus finished without a line that tells its {what}.")
     return number

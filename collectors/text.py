@@ -186,3 +186,8 @@ def parsed_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if abs(number) < 1e300 else None
+
+
+def grouped_number(digits: str) -> float:
+    """A number whose commas group digits, as Python's ``,`` format prints in any locale."""
+    return float(digits.replace(",", ""))

@@ -16,6 +16,7 @@ from collectors.launchers.local import Local
 from collectors.launchers.watching import run
 from collectors.trainer.from_config import settings_of
 from collectors.trainer.settings import flags
+from search.distributions import config_key
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from studies.job import Job
@@ -68,7 +69,7 @@ class MeasuredOracle:
         """What the config is worth; memory is GiB above what the GPU holds."""
         started = time.monotonic()
         try:
-            outcome = self.measure(config, self.folder / f"run_{_digest(config)}")
+            outcome = self.measure(config, self.folder / f"run_{config_key(config)}")
         except InputError as error:
             return Crash(str(error), time.monotonic() - started)
         cost_s = time.monotonic() - started
@@ -105,7 +106,3 @@ class MeasuredOracle:
         if ended.ending is Ending.OUT_OF_MEMORY:
             return Outcome(out_of_memory=True, source=str(ended.log))
         return Outcome(crash=ended.reason, source=str(ended.log))
-
-
-def _digest(config: TrainingConfig) -> str:
-    return hashlib.sha256(repr(config.as_labels()).encode()).hexdigest()[:12]

@@ -65,7 +65,23 @@ class CommandLine(LineReader):
 _RECORD = re.compile(r"(?<![a-z])iteration\s{1,24}(\d{1,12})\s{0,4}/\s{0,24}(?:\d{1,12}|infinity)")
 
 
-class IterationLines(LineReader):
+class RecordReader(LineReader):
+    """Reads lines that hold one iteration each; the same one of another rank counts once."""
+
+    def __init__(self) -> None:
+        self._recent: list[float] = []
+
+    def keep(self, number: float, values: dict[str, float], run: RunLog) -> None:
+        """Keeps an iteration unless it was seen among the last ones."""
+        if number in self._recent and len(run.iterations):
+            run.note("iterations that several ranks printed were taken once")
+            return
+        self._recent = [*self._recent[-63:], number] if len(run.iterations) else [number]
+        if not run.iterations.add(number, values):
+            run.note("the log has more iterations than are kept; the first ones count")
+
+
+class IterationLines(RecordReader):
     """``iteration 3/ 100 | elapsed time per iteration (ms): 512.3 | ... |`` of the Megatron family.
 
     A field counts only where the bar behind it is there: what was cut says nothing. Two records
@@ -95,9 +111,6 @@ class IterationLines(LineReader):
     )
     _sizes = re.compile(r"(\d[\d.,]{0,20}) ?Gi?B")
 
-    def __init__(self) -> None:
-        self._recent: list[float] = []
-
     def read(self, line: Line, run: RunLog) -> None:
         starts = list(_RECORD.finditer(line.text))
         for index, match in enumerate(starts):
@@ -120,12 +133,7 @@ class IterationLines(LineReader):
         if not values.get("step_time_s", 0.0) > 0:
             run.note("iteration lines that were cut before their time were left out")
             return
-        if number in self._recent and len(run.iterations):
-            run.note("iterations that several ranks printed were taken once")
-            return
-        self._recent = [*self._recent[-63:], number] if len(run.iterations) else [number]
-        if not run.iterations.add(number, values):
-            run.note("the log has more iterations than are kept; the first ones count")
+        self.keep(number, values, run)
 
     def _field(self, name: str) -> tuple[str, float] | None:
         """What a field means; words of a launcher's prefix may stand before its name."""

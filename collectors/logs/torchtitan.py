@@ -6,9 +6,9 @@ import re
 from typing import ClassVar
 
 from collectors.logs.format import Description, LogFormat
-from collectors.logs.reading import LineReader
+from collectors.logs.reading import LineReader, RecordReader
 from collectors.logs.run_log import RunLog
-from collectors.text import Line
+from collectors.text import Line, grouped_number
 from specs import catalog
 from specs.errors import InputError
 from specs.model import Model
@@ -22,12 +22,7 @@ _FIELDS = (
 _MEMORY = re.compile(rf"\bmemory: {{0,8}}{_NUMBER}GiB")
 
 
-def grouped(digits: str) -> float:
-    """A number whose commas group digits, as TorchTitan prints in any locale."""
-    return float(digits.replace(",", ""))
-
-
-class StepLines(LineReader):
+class StepLines(RecordReader):
     """``step: 10  loss: 7.1  memory: 66.91GiB(37.51%)  tps: 10,007  tflops: 313.36  mfu: ...``.
 
     ``tps`` counts the tokens of one GPU, ``memory`` is the peak that the allocator reserved since
@@ -35,9 +30,6 @@ class StepLines(LineReader):
     """
 
     keywords = ("step:",)
-
-    def __init__(self) -> None:
-        self._recent: list[float] = []
 
     def read(self, line: Line, run: RunLog) -> None:
         text = line.text[:4096]
@@ -47,20 +39,15 @@ class StepLines(LineReader):
         values = {
             name: value
             for name, pattern in _FIELDS
-            if (found := pattern.search(text)) and (value := grouped(found[1]))
+            if (found := pattern.search(text)) and (value := grouped_number(found[1]))
         }
         if "tokens_per_s_per_gpu" not in values:
             run.note("step lines that were cut before their tps were left out")
             return
         if found := _MEMORY.search(text):
-            run.see_memory("reserved", line.rank, grouped(found[1]))
+            run.see_memory("reserved", line.rank, grouped_number(found[1]))
         run.fact("titan", "step lines")
-        if number in self._recent and len(run.iterations):
-            run.note("iterations that several ranks printed were taken once")
-            return
-        self._recent = [*self._recent[-63:], number] if len(run.iterations) else [number]
-        if not run.iterations.add(number, values):
-            run.note("the log has more iterations than are kept; the first ones count")
+        self.keep(number, values, run)
 
 
 class Announcements(LineReader):
@@ -162,7 +149,7 @@ def _mesh(facts: dict[str, str]) -> dict[str, str]:
 def model_called(name: str, parameters: str) -> Model | None:
     """The catalog's model of a TorchTitan name (``llama3 8B``), if it is as large as printed."""
     family, _, size = name.lower().partition(" ")
-    total = grouped(parameters) if parameters else 0.0
+    total = grouped_number(parameters) if parameters else 0.0
     for text in (f"{family}-{size}", f"{family}.1-{size}", family.replace("_", "-"), size):
         try:
             model = catalog.model(text)
