@@ -273,6 +273,14 @@ class ConfigTable:
         }
         return replace(self, **new)  # type: ignore[arg-type]
 
+    def axes_changed(self, config: TrainingConfig) -> NDArray[np.int64]:
+        """How many axes of every row differ from ``config``, shape (n,)."""
+        held = ConfigTable.concat([ConfigTable.from_configs([config]), self])
+        count = np.zeros(len(self), dtype=np.int64)
+        for column in held.columns().values():
+            count += column[1:] != column[0]
+        return count
+
     def chunks(self, size: int) -> Iterator[ConfigTable]:
         """Consecutive slices of at most ``size`` rows (views, no copy)."""
         return (self.take(slice(start, start + size)) for start in range(0, len(self), size))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from search.config_pool import ConfigPool
 from search.pool_sampler import Judged
 from search.space import Space
-from specs.config import ConfigTable, TrainingConfig
+from specs.config import TrainingConfig
 from studies.real_runs import CalibratedJob, RealRuns
 from surrogate.projection import Projections
 
@@ -86,10 +86,7 @@ def nearest_that_fits(beliefs: RunBeliefs, config: TrainingConfig, least: float)
 
     Of several the fastest; None where nothing fits as surely.
     """
-    table = ConfigTable.concat([ConfigTable.from_configs([config]), beliefs.pool.table])
-    changed = np.zeros(len(table) - 1, dtype=np.int64)
-    for column in table.columns().values():
-        changed += column[1:] != column[0]
+    changed = beliefs.pool.table.axes_changed(config)
     open_rows = beliefs.judged.open_rows
     fits = open_rows[beliefs.fit_probability[open_rows] >= least]
     if not len(fits):

@@ -15,7 +15,7 @@ from search.ranking import Ranking, rank
 from search.seed_sweep import seed_sweep
 from search.shortlist import shortlist
 from search.space import Space
-from specs.config import AXES, ConfigTable, TrainingConfig
+from specs.config import AXES, TrainingConfig
 from specs.errors import InfeasibleError, InputError
 from specs.legality import why_illegal
 from studies.driving import Crew, Driver
@@ -235,11 +235,7 @@ def anchor_of(job: Job, ranking: Ranking) -> tuple[TrainingConfig, tuple[str, ..
     reasons = job.why_illegal(job.baseline)
     if not reasons:
         return job.baseline, ()
-    kept = np.zeros(len(ranking), dtype=np.int64)
-    held = ConfigTable.from_configs([job.baseline, *ranking.table.configs()])
-    for column in held.columns().values():
-        kept += column[1:] == column[0]
-    anchor = ranking.table.config(int(np.argmax(kept)))
+    anchor = ranking.table.config(int(np.argmin(ranking.table.axes_changed(job.baseline))))
     return anchor, (
         f"the baseline cannot run on {job.cluster.name}: {' '.join(reasons)}",
         f"the sweep is anchored at the best config that is nearest to it: {describe(anchor)}.",
