@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from specs.errors import InputError
+from specs.files import input_file
 
 BLOCK_BYTES = 2**18
 LONGEST_LINE = 2**16
@@ -57,7 +58,7 @@ def open_binary(path: Path) -> BinaryIO:
         InputError: the file cannot be opened.
     """
     try:
-        with path.open("rb") as file:
+        with input_file(path, again=True).open("rb") as file:
             start = file.read(6)
         for magic, opener in _COMPRESSIONS:
             if start.startswith(magic):

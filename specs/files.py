@@ -1,8 +1,9 @@
-"""Atomic writes: a file is either the old or the new one, never a part of one."""
+"""Files: atomic writes (a file is the old or the new one, never a part), and what may be read."""
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,3 +39,30 @@ def atomic_text(path: Path) -> Iterator[TextIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def input_file(path: Path, again: bool = False) -> Path:
+    """``path`` if reading it comes to an end.
+
+    Pipes without a name, which a shell makes of ``<(command)``, have somebody who writes; a named
+    pipe may have nobody, and a device may never end.
+
+    Args:
+        path: a file that somebody names; one that is missing is left to whoever opens it.
+        again: whether it is read more than once, which no pipe allows.
+
+    Raises:
+        InputError: it is a named pipe, a socket or a device, or a pipe that is read again.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return path
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return path
+    if stat.S_ISFIFO(mode) and not again and not Path(os.path.realpath(path)).exists():
+        return path
+    raise InputError(
+        f"{path} is {'a pipe' if stat.S_ISFIFO(mode) else 'a device or a socket'} and no file; "
+        "write what comes from it to a file and give that."
+    )

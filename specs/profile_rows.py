@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
+from specs.files import input_file
 
 SCHEMA_VERSION = 1
 MAX_LINE = 2**16
@@ -150,9 +151,9 @@ def read_profile(path: Path) -> Profile:
         InputError: the file is missing, holds no measurement, or is of another version.
     """
     if path.suffix == ".parquet":
-        return _of_lines(_parquet_lines(path), path)
+        return _of_lines(_parquet_lines(input_file(path, again=True)), path)
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with input_file(path).open(encoding="utf-8", errors="replace") as file:
             return _of_lines(iter(lambda: file.readline(MAX_LINE), ""), path)
     except OSError as error:
         raise InputError(f"cannot read the profile {path}: {error.strerror}.") from None

@@ -22,6 +22,7 @@ from specs.choices import Precision
 from specs.cluster import Cluster
 from specs.config import ConfigTable
 from specs.errors import InputError
+from specs.files import input_file
 from specs.run_rows import FindGpu, FindModel, Run, read_row
 from specs.stack import Stack
 from specs.workload import Workload
@@ -167,7 +168,7 @@ def read_runs(
         InputError: the file cannot be read or is no table of runs.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with input_file(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = set(reader.fieldnames or ())
             if not {"model", "gpu"} <= names:

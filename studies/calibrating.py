@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.errors import InputError
+from specs.files import input_file
 from specs.runs import RunTable
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
 from surrogate.learned import Learned, shipped
@@ -84,6 +85,7 @@ def calibrate(
     Raises:
         InputError: no run has a throughput to learn from, or one that is possible.
     """
+    data_hash = _hash(source)
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
     if not len(used) and not len(shipped().with_peaks(table).peaks()):
         raise InputError(
@@ -110,7 +112,7 @@ def calibrate(
     about = {
         "fitted_on": str(source),
         "fit_date": fit_date,
-        "data_hash": _hash(source),
+        "data_hash": data_hash,
         **({"merged_from": _sources(known)} if known else {}),
         **_before_after(report),
     }
@@ -133,7 +135,7 @@ def _impossible_peaks(table: RunTable, learned: MemoryFacts) -> list[dict[str, A
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(input_file(path, again=True).read_bytes()).hexdigest()
 
 
 def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:

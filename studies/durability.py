@@ -41,6 +41,11 @@ AXES = {
 """A space that ranks in a blink, so that a process mostly writes."""
 NOT_BEGUN, OPENING = -2, -1
 """What a process says before it has told a trial."""
+PRELOADED = (
+    *("studies.durability", "studies.training", "studies.api", "optuna.storages"),
+    *("alembic.command", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite", "psycopg2"),
+)
+"""Imported once and not by every process: more of its time goes to what kills are to hit."""
 POLL_S, SHORTEST_S = 0.0005, 0.3
 """Pause between two looks; the shortest stretch within which a kill falls."""
 Held = list[tuple[str, str, float | None]]
@@ -112,7 +117,7 @@ def measure_durability(
     """
     moments = np.random.default_rng(seed)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["studies.durability", "studies.training", "optuna.storages"])
+    context.set_forkserver_preload([*PRELOADED])
     tag = f"durability-{time.time_ns():x}"
     reference = storage_address(str(folder / "reference.db"), folder / "reference.db")
     _end(context, reference, folder, "reference", trials)

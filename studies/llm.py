@@ -30,6 +30,7 @@ from search.proposals import Proposal
 from search.space import Space
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
+from specs.files import input_file
 from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.llm_view import view
@@ -78,7 +79,8 @@ class LlmOptions:
         if self.program is None:
             return ""
         try:
-            return hashlib.sha256(self.program.read_bytes()).hexdigest()[:16]
+            content = input_file(self.program, again=True).read_bytes()
+            return hashlib.sha256(content).hexdigest()[:16]
         except OSError as error:
             raise InputError(
                 f"the program {self.program} cannot be read: {error.strerror}."

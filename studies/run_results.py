@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.files import input_file
 from specs.model import Model
 from studies.job import Job
 from studies.real_runs import COUNTERS, Outcome
@@ -82,7 +83,7 @@ def read_result(
 def _result_file(path: Path) -> ResultFile | None:
     """The file as a result file; None where it is something else."""
     try:
-        with path.open("rb") as file:  # a device has no size, so count what is read
+        with input_file(path, again=True).open("rb") as file:
             text = file.read(LARGEST_FILE_BYTES + 1)
         if len(text) > LARGEST_FILE_BYTES:
             return None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from specs.errors import InputError
+from specs.files import input_file
 from studies.files import checked_file
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _checked_url(url: str) -> str:
 def _file_address(kind: Literal["sqlite", "journal"], path: Path) -> StorageAddress:
     if not path.name:
         raise InputError(f"--storage {kind}:// names no file.")
-    checked_file(path, "--storage")
+    checked_file(input_file(path, again=True), "--storage")
     url = f"sqlite:///{path}" if kind == "sqlite" else f"journal://{path}"
     return StorageAddress(kind, url, path)
 

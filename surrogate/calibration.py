@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
+from specs.files import input_file
 from surrogate.calibration_prior import (
     KEY,
     LABELS,
@@ -467,7 +468,7 @@ def read_calibration(path: Path) -> Calibration:
             constants than this version has.
     """
     try:
-        content = path.read_bytes()
+        content = input_file(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the calibration {path}: {error.strerror}.") from None
     return calibration_of(content, str(path))

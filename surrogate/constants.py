@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specs.errors import InputError
-from specs.files import atomic_text
+from specs.files import atomic_text, input_file
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -64,7 +64,7 @@ def read_constants(path: Path) -> ConstantFile:
         InputError: the file is missing, is no JSON or does not follow the schema.
     """
     try:
-        return ConstantFile.model_validate_json(path.read_bytes())
+        return ConstantFile.model_validate_json(input_file(path).read_bytes())
     except OSError as error:
         raise InputError(f"cannot read constants from {path}: {error.strerror}.") from None
     except ValidationError as error:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from specs.errors import InputError
+from specs.files import input_file
 from specs.runs import RunTable
 from surrogate.calibration import Calibration, Offset, Rehearsal
 from surrogate.calibration_prior import alike, labels_of
@@ -262,7 +263,7 @@ def read_learned(path: Path) -> Learned:
         InputError: the file is missing, no JSON, or of another version.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(input_file(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}; learn again.") from None
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:

@@ -25,6 +25,7 @@ from search.llm.schema import (
     read_reply,
 )
 from specs.errors import InputError
+from specs.files import input_file
 
 LONGEST_REPLY = 100_000
 """Characters of a reply that is still read."""
@@ -155,7 +156,7 @@ def read_examples(path: Path) -> list[dict[str, Any]]:
         InputError: the file cannot be read or holds none.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(input_file(path, again=True).read_bytes())
         examples = [dict(example) for example in content["examples"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(

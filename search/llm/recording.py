@@ -17,6 +17,7 @@ from typing import Any
 from search.llm.asking import Answer, Request
 from search.llm.budget import Spent
 from specs.errors import InputError
+from specs.files import input_file
 
 SCHEMA_VERSION = 1
 _ANSWER = ("failure", "text", "skipped", "prompt_tokens", "completion_tokens", "cost_usd")
@@ -170,7 +171,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         InputError: the file cannot be read or is no recording of this version.
     """
     try:
-        raw = path.read_bytes()
+        raw = input_file(path, again=True).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the recording {path}: {error.strerror}.") from None
     lines = []

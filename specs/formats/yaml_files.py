@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from specs.errors import InputError
+from specs.files import input_file
 
 MAX_BYTES = 2 * 1024 * 1024
 MAX_DEPTH = 40
@@ -62,7 +63,7 @@ def read_text(path: Path) -> str:
     try:
         if path.is_dir():
             raise InputError(f"{path} is a folder; give a file.")
-        size = path.stat().st_size
+        size = input_file(path).stat().st_size
         if size > MAX_BYTES:
             raise InputError(
                 f"{path} has {size / 1e6:,.0f} MB, but a configuration file has at most "

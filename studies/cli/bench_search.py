@@ -100,9 +100,10 @@ def _saved(path: Path) -> dict[str, Any]:
     import json
 
     from specs.errors import InputError
+    from specs.files import input_file
 
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(input_file(path).read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}; give the JSON of a run.") from None
     if not isinstance(content, dict) or "targets" not in content:

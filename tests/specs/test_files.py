@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from specs.errors import InputError
-from specs.files import atomic_text
+from specs.files import atomic_text, input_file
 
 
 def test_a_written_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -46,3 +47,30 @@ def test_a_pipe_or_device_keeps_its_place(tmp_path: Path, through_a_link: bool) 
         pass
     assert pipe.is_fifo()
     assert path.is_symlink() == through_a_link
+
+
+def test_files_and_pipes_without_a_name_may_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("text")
+    source, sink = os.pipe()
+    pipe = Path(f"/dev/fd/{source}")
+    try:
+        assert input_file(path) == input_file(path, again=True) == path
+        assert input_file(tmp_path / "missing") == tmp_path / "missing"
+        assert input_file(pipe) == pipe
+        with pytest.raises(InputError, match="is a pipe and no file"):
+            input_file(pipe, again=True)
+    finally:
+        os.close(source)
+        os.close(sink)
+
+
+def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
+    pipe, link, door = tmp_path / "pipe", tmp_path / "link", tmp_path / "door"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(door))
+        for path in (pipe, link, door, Path("/dev/zero")):
+            with pytest.raises(InputError, match="and no file"):
+                input_file(path)

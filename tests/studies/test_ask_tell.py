@@ -319,4 +319,4 @@ def test_a_device_that_never_ends_is_not_read_to_its_end(
     assert foretune("ask", small_study, "--slot", "1h", "--runs", "1", "--out", tmp_path).code == 0
     told = foretune("tell", small_study, "--out", tmp_path, "/dev/zero")
     assert (told.code, told.out) == (2, "")
-    assert "which run it is of" in told.err
+    assert "a device or a socket and no file" in told.err

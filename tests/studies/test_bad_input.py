@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,41 @@ def test_bad_files(name: str, command: str, tmp_path: Path, foretune: Callable[.
     assert _is_one_sentence(ran), ran.err
     assert re.search(told, ran.err), ran.err
     assert [item.name for item in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+READS_PIPE = {
+    "project": ("project", "PIPE"),
+    "project --runs": ("project", "--runs", "PIPE", "--csv", "out.csv"),
+    "plan": ("plan", "PIPE"),
+    "validate": ("validate", "PIPE"),
+    "validate --models": ("validate", "runs.csv", "--models", "PIPE"),
+    "calibrate": ("calibrate", "--runs", "PIPE", "--out", "c.json"),
+    "calibrate --merge": ("calibrate", "--merge", "PIPE", "--out", "c.json"),
+    "project --gpu-file": ("project", "llama3.1_70b_mi300x", "--gpu-file", "PIPE"),
+    "tell": ("tell", "small.yaml", "PIPE"),
+    "ingest": ("ingest", "PIPE"),
+    "storage": ("worker", "small", "--storage", "pipe.db"),
+}
+
+
+@pytest.mark.parametrize("name", READS_PIPE)
+def test_a_named_pipe_without_a_writer_is_refused_at_once(
+    name: str,
+    tmp_path: Path,
+    small_study: Path,
+    foretune: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for pipe in ("PIPE", "pipe.db"):
+        os.mkfifo(tmp_path / pipe)
+    (tmp_path / "runs.csv").write_text("model,gpu\nllama3.1-8b,H100\n")
+    if name == "tell":
+        assert foretune("ask", small_study, "--slot", "1h", "--runs", "1").code == 0
+    ran = foretune(*READS_PIPE[name])
+    assert (ran.code, ran.out) == (2, "")
+    assert _is_one_sentence(ran), ran.err
+    assert "is a pipe and no file" in ran.err
 
 
 @pytest.mark.parametrize(
