@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,52 @@ def _cluster(path: Path) -> None:
     from specs.formats.cluster import read_cluster
 
     _sane_cluster(read_cluster(str(path)))
+
+
+def _gpus(path: Path) -> None:
+    from specs import catalog
+    from specs.cluster import Cluster
+
+    for gpu in catalog.read_gpus(path).values():
+        _sane_cluster(
+            Cluster(
+                name="",
+                gpu=gpu,
+                num_nodes=1,
+                gpus_per_node=gpu.gpus_per_node,
+                price_usd_per_gpu_hour=None,
+            )
+        )
+
+
+def _result(path: Path) -> None:
+    from studies.run_results import read_result
+
+    number, outcome = read_result(_job(), "x", path, None)
+    sane(run=number, speed=outcome.tokens_per_s_per_gpu, peak=outcome.peak_gib)
+
+
+@cache
+def _job() -> Any:
+    """A job that results are told of."""
+    from studies.durability import durability_job
+
+    return durability_job("x")
+
+
+def _toolbox(path: Path) -> None:
+    from studies.toolbox.request import read_request
+
+    found = read_request(str(path), {})
+    sane(
+        batch=found.batch,
+        prompt=found.prompt,
+        new_tokens=found.new_tokens,
+        threshold=found.threshold,
+        confidence=found.confidence,
+        timeout=found.timeout_s,
+        budget=found.lossy_budget,
+    )
 
 
 def _models(path: Path) -> None:
@@ -209,6 +256,8 @@ READERS = (
     Reader("Primus YAML", "x-mi355x.yaml", samples.primus, _YAML, _experiment),
     Reader("plan YAML", "x.yaml", samples.plans, _YAML, _plan),
     Reader("cluster YAML", "mi355x.yaml", samples.clusters, _YAML, _cluster),
+    Reader("GPU YAML", "gpus.yaml", samples.gpus, _YAML, _gpus),
+    Reader("toolbox YAML", "x.yaml", samples.toolbox, _YAML, _toolbox),
     Reader("HF config.json", "config.json", samples.hf, _JSON, _experiment),
     Reader("models JSON", "models.json", samples.models_json, _JSON, _models),
     Reader("Megatron arguments", "args.txt", samples.megatron, _TEXT, _megatron),
@@ -228,5 +277,6 @@ READERS = (
     Reader("constants", "constants.json", samples.constants, _JSON, _constants),
     Reader("profile, JSON lines", "rows.jsonl", samples.profiles, _JSONL, _profile),
     Reader("profile, Parquet", "rows.parquet", samples.profiles, (parquet,), _profile),
+    Reader("run result JSON", "result.json", samples.results, _JSON, _result),
     Reader("LLM recording", "llm.jsonl", samples.recordings, _JSONL, _recording),
 )

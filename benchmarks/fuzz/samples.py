@@ -58,6 +58,17 @@ CLUSTERS = (
     {"hardware_config": {"node_bw": 448.0, "pod_bw": 50, "node_size": 8, "nics_per_node": 8,
                          "node_lat": 0.5, "pod_lat": 2, "node_topology": "mesh"}},
 )  # fmt: skip
+GPUS = {
+    "sources": {"lab": "our lab, 2026-11-30"},
+    "gpus": {
+        "MI300X-slow-nic": {"extends": "MI300X", "nic_bytes_per_s": [25.0e9, "measured", "lab"]},
+        "MI300X-small": {"extends": "MI300X", "hbm_gib": [96, "vendor", "lab"], "aliases": ["s"]},
+    },
+}
+RESULT = {
+    "schema_version": 1, "run": 0, "study": "x", "exit_code": 0, "out_of_memory": False,
+    "step_time_s": 1.5, "tokens_per_s_per_gpu": 2000.0, "log": "run.0.log",
+}  # fmt: skip
 TORCHTITAN = {
     "modules": {
         "pre_trainer": {
@@ -91,6 +102,28 @@ def plans() -> list[bytes]:
     from studies.plan.files import shipped_plans
 
     return [path.read_bytes() for path in shipped_plans().values()]
+
+
+def gpus() -> list[bytes]:
+    """GPUs of one's own."""
+    return [yaml.safe_dump(GPUS).encode()]
+
+
+def results() -> list[bytes]:
+    """Result files of real runs: one that ended well, one out of memory, one that crashed."""
+    nothing = {"step_time_s": None, "tokens_per_s_per_gpu": None, "exit_code": 1}
+    runs = (RESULT, {**RESULT, **nothing, "out_of_memory": True}, {**RESULT, **nothing, "run": 3})
+    return [json.dumps(run).encode() for run in runs]
+
+
+def toolbox() -> list[bytes]:
+    """The shipped toolbox studies; a model in a file beside them becomes a name."""
+    from studies.toolbox.request import shipped_requests
+
+    read = (yaml.safe_load(path.read_bytes()) for path in shipped_requests().values())
+    return [
+        yaml.safe_dump({**fields, "model": "Qwen/Qwen2.5-7B-Instruct"}).encode() for fields in read
+    ]
 
 
 def primus() -> list[bytes]:

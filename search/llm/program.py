@@ -158,7 +158,7 @@ def read_examples(path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(input_file(path, again=True).read_bytes())
         examples = [dict(example) for example in content["examples"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} is no compiled program ({type(error).__name__}); make one with foretune llm "
             "compile."

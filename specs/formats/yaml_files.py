@@ -54,6 +54,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def path_exists(path: Path) -> bool:
+    """Whether there is something of this name; of a name that nothing can have there is not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_text(path: Path) -> str:
     """The text of a small file.
 

@@ -104,7 +104,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
     try:
         content = json.loads(input_file(path).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}; give the JSON of a run.") from None
     if not isinstance(content, dict) or "targets" not in content:
         raise InputError(f"{path} is not the JSON of foretune bench search.")

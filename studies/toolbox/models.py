@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specs.errors import InputError
+from specs.formats.yaml_files import path_exists
 
 Kind = Literal["folder", "name", "config", "factory"]
 DTYPES = ("checkpoint", "float32", "bfloat16", "float16")
@@ -37,6 +38,8 @@ class ModelSource:
             InputError: it is no folder with weights, no config.json, no name and no factory.
         """
         path = Path(text)
+        if not path_exists(path):
+            return cls._of_name(text)
         if path.is_dir():
             if not (path / "config.json").is_file():
                 raise InputError(f"{text} holds no config.json; it is no Hugging Face folder.")
@@ -46,14 +49,16 @@ class ModelSource:
                     " to measure with random weights."
                 )
             return cls("folder", str(path.resolve()))
-        if path.is_file():
-            if path.suffix != ".json":
-                raise InputError(f"{text} is a file but no config.json.")
-            return cls("config", str(path.resolve()))
+        if path.suffix != ".json" or not path.is_file():
+            raise InputError(f"{text} is a file but no config.json.")
+        return cls("config", str(path.resolve()))
+
+    @classmethod
+    def _of_name(cls, text: str) -> ModelSource:
         if _FACTORY.fullmatch(text):
             return cls("factory", text)
-        if path.suffix == ".json" or text.startswith(("/", ".")) or not _NAME.fullmatch(text):
-            raise InputError(f"the model {text!r} does not exist.")
+        if text.startswith(("/", ".")) or text.endswith(".json") or not _NAME.fullmatch(text):
+            raise InputError(f"the model {text[:200]!r} does not exist.")
         return cls("name", text)
 
     @property

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
+from specs.formats.yaml_files import is_file, path_exists, read_yaml
 from studies.files import checked_name, name_from
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.decision import Rule
@@ -119,16 +119,13 @@ def _fields(text: str) -> dict[str, Any]:
     path = shipped_requests().get(text, Path(text))
     if path.suffix not in (".yaml", ".yml"):
         return {"model": text}
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(f"the study {text!r} does not exist.")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no YAML: {str(error).splitlines()[0]}.") from None
-    if not isinstance(content, dict) or "model" not in content:
+    content = read_yaml(path)
+    if not isinstance(content.get("model"), str):
         raise InputError(f"{path} is no toolbox study: it needs fields, with a model among them.")
     fields: dict[str, Any] = {"name": path.stem} | content
-    beside = path.parent / str(fields["model"])
-    if beside.exists():  # paths in a study are relative to it
+    beside = path.parent / fields["model"]
+    if path_exists(beside):  # paths in a study are relative to it
         fields["model"] = str(beside)
     return fields
