@@ -6,7 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -131,20 +131,22 @@ class _Store:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._older: set[str] = set()
         self.changed = 0
 
-    def known(self, pairs: Sequence[Pair]) -> tuple[dict[int, PairResult], list[int]]:
-        """(result of each pair that is kept, pairs that are to be projected)."""
+    def known(self, pairs: Sequence[Pair]) -> tuple[dict[int, PairResult], dict[int, str]]:
+        """(result of each pair that is kept, input hash of each that is to be projected)."""
         found: dict[int, PairResult] = {}
-        missing = []
+        missing: dict[int, str] = {}
         held = {path.name for path in self._folder.glob("*.json")}
-        older = {name.rsplit(".", 2)[0] for name in held}
+        self._older = {name.rsplit(".", 2)[0] for name in held}
         for index, pair in enumerate(pairs):
-            path = self._path(pair, pair.inputs_hash())
+            inputs_hash = pair.inputs_hash()
+            path = self._path(pair, inputs_hash)
             result = _read(path) if path.name in held else None
             if result is None:
-                missing.append(index)
-                self.changed += path.name.rsplit(".", 2)[0] in older
+                missing[index] = inputs_hash
+                self.changed += path.name.rsplit(".", 2)[0] in self._older
             else:
                 found[index] = result
         return found, missing
@@ -154,9 +156,10 @@ class _Store:
         path = self._path(pair, result.inputs_hash)
         write_atomically(path, to_json(result.as_json()) + "\n")
         stem = path.name.rsplit(".", 2)[0]
-        for old in self._folder.glob(f"{stem}.*.json"):
-            if old != path:
-                old.unlink(missing_ok=True)
+        if stem in self._older:
+            for old in self._folder.glob(f"{stem}.*.json"):
+                if old != path:
+                    old.unlink(missing_ok=True)
 
     def _path(self, pair: Pair, inputs_hash: str) -> Path:
         """The file of a pair: names that are made safe may collide, hence the hash of the label."""
@@ -175,12 +178,12 @@ def _read(path: Path) -> PairResult | None:
 
 
 def _evaluated(
-    pairs: Sequence[Pair], missing: Sequence[int], jobs: int
+    pairs: Sequence[Pair], missing: Mapping[int, str], jobs: int
 ) -> Iterator[tuple[int, PairResult]]:
     """(pair, result) in the order in which they are known; a bug in one pair comes last."""
     if jobs == 1 or len(missing) <= 1:
-        for index in missing:
-            yield index, evaluate(pairs[index])
+        for index, inputs_hash in missing.items():
+            yield index, evaluate(pairs[index], inputs_hash)
         return
     failure: BaseException | None = None
     with _pool(min(jobs, len(missing))) as pool:
@@ -189,7 +192,7 @@ def _evaluated(
         while waiting or running:
             while waiting and len(running) < 2 * jobs:
                 index = waiting.pop()
-                running[pool.submit(evaluate, pairs[index])] = index
+                running[pool.submit(evaluate, pairs[index], missing[index])] = index
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 index = running.pop(done)
                 error = done.exception()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,9 @@ import yaml
 from specs.errors import InputError
 from specs.formats.plan import read_plan
 from studies.api import plan as plan_of
+from studies.job import Job
 from studies.plan.files import shipped_plans
-from studies.plan.pair import Best, PairResult, fewest_gpus_a_replica
+from studies.plan.pair import Best, Pair, PairResult, fewest_gpus_a_replica
 from studies.plan.table import brief
 from tests.studies.conftest import Ran
 
@@ -137,6 +139,23 @@ def test_changed_inputs_are_projected_again_and_the_others_kept(tmp_path: Path) 
     assert _run(tmp_path, clusters=clusters).resumed == 4 - len(
         list((tmp_path / "out/small/pairs").glob("H100*.json"))
     )
+
+
+def test_a_pair_is_resolved_once_to_be_known_and_once_to_be_projected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = Counter[str]()
+
+    def job(pair: Pair) -> Job:
+        resolved[pair.label] += 1
+        return resolve(pair)
+
+    resolve = Pair.job
+    monkeypatch.setattr(Pair, "job", job)
+    _run(tmp_path)
+    assert set(resolved.values()) == {2}
+    _run(tmp_path)
+    assert set(resolved.values()) == {3}
 
 
 def test_an_impossible_pair_says_why_and_the_others_go_on(tmp_path: Path) -> None:
