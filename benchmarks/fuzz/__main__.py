@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.fuzz.readers import READERS
 from benchmarks.fuzz.run import Outcome, fuzz
 
-SLICE = 2500
-"""Inputs of one task: a worker serves many readers, so peaks of memory are those of fresh ones."""
+SLICE, SERVED = 2500, 8
+"""Inputs of one task, and tasks of one process: peaks of memory are those of fresh ones."""
 
 
 def main() -> int:
@@ -36,19 +36,26 @@ def main() -> int:
     until = time.monotonic() + 60 * given.minutes
     found = {name: Outcome(name) for name in given.reader or names}
     starts = range(given.first, given.first + given.inputs, SLICE)
-    with ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=8) as pool:
-        tasks = [
-            pool.submit(
-                fuzz, name, start, min(SLICE, given.first + given.inputs - start), until, True
-            )
-            for start in starts
-            for name in found
-        ]
-        for done in as_completed(tasks):
-            outcome = done.result()
-            found[outcome.reader].add(outcome)
-            for seed, what in outcome.faults[:3]:
-                print(f"{outcome.reader}, seed {seed}: {what}", file=sys.stderr, flush=True)
+    slices = [
+        (name, start, min(SLICE, given.first + given.inputs - start))
+        for start in starts
+        for name in found
+    ]
+    for begin in range(0, len(slices), SERVED * given.jobs):
+        # A pool of its own for each batch: with max_tasks_per_child one pool may wait for ever
+        # (github.com/python/cpython/issues/115634).
+        with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+            batch = slices[begin : begin + SERVED * given.jobs]
+            tasks = [pool.submit(fuzz, *task, until, True) for task in batch]
+            for done in as_completed(tasks):
+                outcome = done.result()
+                found[outcome.reader].add(outcome)
+                for seed, what in outcome.faults[:3]:
+                    print(f"{outcome.reader}, seed {seed}: {what}", file=sys.stderr, flush=True)
+        inputs = sum(outcome.inputs for outcome in found.values())
+        print(f"{inputs:,} inputs", file=sys.stderr, flush=True)
+        if time.monotonic() > until:
+            break
     text = table(list(found.values()))
     print(text)
     if given.out:
