@@ -120,10 +120,14 @@ def launch_runs(
     done = [launch for launch in launches.values() if result_file(launch.folder)]
     for launch in done:
         end = Ended(Ending.FINISHED, 0, 0.0, launch.folder / "run.0.log", "it was run before.")
-        yield tell(runs, numbers[launch.name], launch, end, address)
+        told = tell(runs, numbers[launch.name], launch, end, address)
+        launcher.forget(launch)
+        yield told
     left = [launch for launch in launches.values() if launch not in done]
     for launch, end in _ends(launcher, left, options.poll_s):
-        yield tell(runs, numbers[launch.name], launch, end, address)
+        told = tell(runs, numbers[launch.name], launch, end, address)
+        launcher.forget(launch)
+        yield told
 
 
 def _ends(

@@ -12,7 +12,6 @@ driver counts by its monotonic clock how long a sign of life has not changed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import socket
@@ -21,11 +20,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from studies.file_lock import FileLock
 from studies.ledger import BEAT, REQUEUED, WORKER, evaluated
 from studies.oracles import Crash, Evaluation
 from studies.storage import StorageAddress, open_storage
@@ -216,17 +215,7 @@ class Queue:
         """The right to write beside a file: SQLite locks no rows, a claim would not be atomic."""
         if self.address.path is None:
             return nullcontext()
-        return _flocked(self.address.path.parent / f".{self.study}.queue")
-
-
-@contextmanager
-def _flocked(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        return FileLock(self.address.path.parent / f".{self.study}.queue")
 
 
 def _task(trial: FrozenTrial) -> Task:

@@ -6,7 +6,6 @@ held by the kernel and a line that was cut while being written is removed when i
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import random
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from specs.errors import InputError
 from specs.files import input_file
+from studies.file_lock import FileLock
 from studies.files import checked_file
 
 if TYPE_CHECKING:
@@ -281,12 +281,9 @@ def _open_journal(path: Path) -> BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    lock = _KernelLock(path)
-    lock.acquire()
-    try:
+    lock = FileLock(Path(f"{path}.lock"))
+    with lock:
         _drop_cut_line(path)
-    finally:
-        lock.release()
     return JournalStorage(JournalFileBackend(str(path), lock_obj=cast(Any, lock)))
 
 
@@ -299,26 +296,3 @@ def _drop_cut_line(path: Path) -> None:
         if content and not content.endswith(b"\n"):
             file.truncate(content.rfind(b"\n") + 1)
             os.fsync(file.fileno())
-
-
-class _KernelLock:
-    """A journal lock that the kernel lets go when its process dies, however it dies.
-
-    Optuna's own lock is a file that outlives a killed process and stalls the next one for 30 s.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = Path(f"{path}.lock")
-        self._handle: int | None = None
-
-    def acquire(self) -> bool:
-        """Waits for the lock and takes it."""
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        """Lets the lock go."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None

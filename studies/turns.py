@@ -6,9 +6,7 @@ advisory lock: all machines. Either is let go when its holder dies, however it d
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specs.errors import InputError
+from studies.file_lock import FileLock
 from studies.files import checked_folder
 from studies.storage import StorageAddress, engine_arguments, first_line
 
@@ -73,44 +72,23 @@ def only_driver(
         held.release()
 
 
-def _lock(address: StorageAddress, folder: Path, study: str) -> _FileLock | _AdvisoryLock:
+def _lock(address: StorageAddress, folder: Path, study: str) -> _KernelLock | _AdvisoryLock:
     if address.kind == "server" and address.url.startswith("postgresql"):
         return _AdvisoryLock(address, f"driver {study}")
     beside = address.path.parent if address.path is not None else folder
     checked_folder(beside, "--storage" if address.path is not None else "--out")
-    return _FileLock(beside / f".{study.replace('/', '-')}.driver")
+    return _KernelLock(beside / f".{study.replace('/', '-')}.driver")
 
 
-class _FileLock:
-    """A lock on a file, which the kernel lets go with its process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._handle: int | None = None
+class _KernelLock(FileLock):
+    """A lock on a file: of this machine."""
 
     def take(self) -> bool:
         """Takes the lock; False where another process has it."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise InputError(f"cannot write {self._path}: {error.strerror}.") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return False
-        self._handle = handle
-        return True
+        return self.acquire(wait=False)
 
     def check(self) -> None:
         """The kernel never takes it away."""
-
-    def release(self) -> None:
-        """Lets it go."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
 
 
 class _AdvisoryLock:

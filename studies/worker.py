@@ -152,7 +152,10 @@ def oracle_for(name: str, job: Job) -> Oracle:
     """
     if name == SurrogateOracle.name:
         return SurrogateOracle(job)
-    raise InputError(f"no worker knows the oracle {name!r}.")
+    raise InputError(
+        f"the trials of this study are evaluated by {name!r}, which no worker can do; its driver "
+        "does where it is run without --workers."
+    )
 
 
 def join(
@@ -172,8 +175,11 @@ def join(
         oracle_of: makes the oracle that the study names.
 
     Raises:
-        InputError: there is no such study, or this installation would give other values.
+        InputError: there is no such storage or study, or this installation would give other
+            values.
     """
+    if address.path is not None and not address.path.is_file():
+        raise InputError(f"there is no storage {address.shown}; start the driver first.")
     queue = _waited_for(address, study, options, told)
     attributes = patiently(queue.attributes, options.patience_s, told)
     inputs = attributes["inputs"]

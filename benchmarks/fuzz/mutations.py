@@ -43,7 +43,7 @@ def any_value(dice: random.Random) -> Any:
         for _ in range(dice.choice((1, 3, 60, 1200 if dice.random() < 0.1 else 5))):
             nested = [nested] if dice.random() < 0.5 else {"a": nested}
         return nested
-    return dice.choice(TREES)
+    return copy.deepcopy(dice.choice(TREES))
 
 
 def damaged_tree(tree: Any, dice: random.Random) -> Any:

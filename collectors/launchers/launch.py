@@ -1,6 +1,6 @@
 """What is launched, how it ended, and what every launcher can do.
 
-A launcher is one class with the five methods of ``Launcher``. It runs one command on every node,
+A launcher is one class with the six methods of ``Launcher``. It runs one command on every node,
 with ``NODE_RANK``, ``NNODES``, ``MASTER_ADDR`` and ``MASTER_PORT`` set, which is what torchrun and
 Megatron's and Primus' scripts expect. It never schedules: queues are the scheduler's.
 """
@@ -116,7 +116,7 @@ class Launcher(Protocol):
         ...
 
     def start(self, launch: Launch) -> str:
-        """Starts the written files and gives the job.
+        """Starts the written files and gives the job; one that is not forgotten is taken up again.
 
         Raises:
             InputError: it cannot be started; says why.
@@ -129,6 +129,10 @@ class Launcher(Protocol):
 
     def stop(self, launch: Launch, job: str) -> None:
         """Ends the job and every process of it; nothing where it has ended."""
+        ...
+
+    def forget(self, launch: Launch) -> None:
+        """Forgets the job, whose end is told: the next start is a new one."""
         ...
 
 

@@ -54,6 +54,8 @@ class Local:
     def start(self, launch: Launch) -> str:
         """Starts ``local.sh`` in a session of its own; the job is a token that marks it.
 
+        Nobody would hear how one ends that a killed foretune left running: it begins anew.
+
         Raises:
             InputError: it cannot be started; says why.
         """
@@ -100,6 +102,11 @@ class Local:
         end_marked(job, self.grace_s)
         if job in self._running:
             self._running.pop(job)[0].wait()
+        (launch.folder / TOKEN).unlink(missing_ok=True)
+
+    def forget(self, launch: Launch) -> None:
+        """Ends what a killed foretune left running there."""
+        self._end_leftover(launch)
         (launch.folder / TOKEN).unlink(missing_ok=True)
 
     def _end_leftover(self, launch: Launch) -> None:

@@ -6,6 +6,8 @@ container, and its batch script is not one that a person would review.
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
 import shutil
@@ -79,7 +81,7 @@ class Slurm:
         return (path,)
 
     def start(self, launch: Launch) -> str:
-        """Submits ``job.sbatch`` and gives the job id; one that is still there is taken up again.
+        """Submits ``job.sbatch`` and gives the job id; one that was submitted is taken up again.
 
         Raises:
             InputError: it cannot be submitted; says why.
@@ -88,9 +90,9 @@ class Slurm:
             raise InputError(reason)
         record = launch.folder / JOB
         if record.is_file():
-            job = record.read_text().strip()
-            if self.poll(launch, job) is None:
-                return job
+            return record.read_text().strip()
+        if job := self._unrecorded(launch):
+            return job
         for left in (LOG, EXIT):
             (launch.folder / left).unlink(missing_ok=True)
         answer = _ask("sbatch", "--parsable", str((launch.folder / SCRIPT).absolute()))
@@ -120,6 +122,29 @@ class Slurm:
         """Cancels the job; Slurm ends its processes on every node."""
         del launch
         _ask("scancel", job)
+
+    def forget(self, launch: Launch) -> None:
+        """Removes what says that it was submitted."""
+        for name in (JOB, EXIT):
+            (launch.folder / name).unlink(missing_ok=True)
+
+    def _unrecorded(self, launch: Launch) -> str:
+        """The job that waits to run this script; empty without one.
+
+        It is there where foretune was killed before it could write down what sbatch answered. One
+        that has begun has written that down itself.
+
+        Raises:
+            InputError: Slurm does not say, so that a job might be submitted twice.
+        """
+        user = pwd.getpwuid(os.getuid()).pw_name
+        script = str((launch.folder / SCRIPT).absolute())
+        answer = _ask("squeue", "--noheader", "--user", user, "--format", "%i|%o")
+        if answer.returncode != 0:
+            said = " ".join(answer.stderr.split()) or f"exit code {answer.returncode}"
+            raise InputError(f"squeue does not say whether {script} is submitted: {said}.")
+        jobs = (line.strip().partition("|") for line in answer.stdout.splitlines())
+        return next((job for job, _, command in jobs if command == script), "")
 
     def _accounted(self, launch: Launch, job: str, log: Path) -> Ended | None:
         """What sacct says of a job that has left the queue; None where it does not know it."""
@@ -185,6 +210,7 @@ class Slurm:
                 'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
                 f"MASTER_PORT=$(({MASTER_PORT} + SLURM_JOB_ID % 1000))",
                 'NNODES="$SLURM_JOB_NUM_NODES"',
+                f'echo "$SLURM_JOB_ID" > {shlex.quote(str(folder / JOB))}',
                 "export MASTER_ADDR MASTER_PORT NNODES",
                 *(f"export {k}={shlex.quote(v)}" for k, v in sorted(launch.environment.items())),
                 f"srun --kill-on-bad-exit=1 {shlex.join(self.srun_options)}".rstrip() + " \\",

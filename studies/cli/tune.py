@@ -33,6 +33,7 @@ from studies.cli.llm_options import (
     llm_options,
 )
 from studies.cli.measured import (
+    MEASURE,
     PRIMUS,
     PROFILE,
     MostRunsOption,
@@ -153,6 +154,7 @@ def tune_command(
 
     output = Output(as_json)
     measured = is_measured(oracle)
+    crew = _crew(output, workers, lease, oracle)
     if measured:
         profile = profile or PROFILE
     asked = why_values(why) if why else None
@@ -162,7 +164,6 @@ def tune_command(
         job = replace(job, learned=calibrated_by(calibration))
     if not as_json:
         show_job(output, job)
-    crew = _crew(output, workers, lease, oracle)
     options = StudyOptions(
         out=out,
         storage=storage,
@@ -225,8 +226,12 @@ def _crew(output: Output, workers: int | None, lease: str, oracle: str) -> Crew:
     from studies.driving import Crew
     from studies.run_requests import duration_s
 
-    if workers is not None and oracle == PRIMUS:
-        raise InputError("workers do not ask an installed Primus; leave out --workers.")
+    if workers is not None and oracle in (PRIMUS, MEASURE):
+        what = "an installed Primus" if oracle == PRIMUS else "runs on this node, one at a time,"
+        raise InputError(
+            f"--oracle {oracle} evaluates with {what} and workers with the surrogate; leave out "
+            "--workers."
+        )
     return Crew(
         workers=workers,
         lease_s=duration_s(lease, "--lease"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +111,78 @@ def test_what_cannot_start_says_nothing_of_the_config(tmp_path: Path, foretune: 
     )
     ran = foretune("launch", *shared, "--on", "local", "--command", "no_such_program")
     assert "7000 tokens/s/GPU" in ran.json["runs"][0]["told"]
+
+
+def _killed_in_run(
+    command: tuple[object, ...], folder: Path, begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs ``foretune launch`` and kills it with -9 as soon as the file is in the folder."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    words = [sys.executable, "-m", "foretune", *map(str, command)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (folder / begun).exists() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert (folder / begun).exists()
+
+
+ONE_AT_A_TIME = """\
+mkdir "$PWD/alone" || { echo two at once; exit 9; }
+trap 'rmdir "$PWD/alone"' EXIT
+echo "$NODE_RANK" >> starts
+touch begun
+while [ ! -e go ]; do sleep 0.05; done
+for i in $(seq 9); do
+  echo " iteration $i/ 9 | elapsed time per iteration (ms): 2000.0 | global batch size: 64 |"
+done
+"""
+
+
+@pytest.mark.parametrize("place", ["slurm", "local"])
+def test_a_killed_launch_takes_its_run_up_again(
+    place: str, tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = install(tmp_path / "cluster")
+    monkeypatch.setenv("PATH", f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    study, out = _study(tmp_path, 1), tmp_path / "out"
+    _ask(study, out, 1)
+    train = tmp_path / "train.sh"
+    train.write_text(ONE_AT_A_TIME)
+    command = ("launch", study, "--out", out, "--on", place, "--command", f"bash {train}", "--json")
+    folder = out / "small" / "measured" / "run_0"
+    _killed_in_run(command, folder, "begun", monkeypatch)
+    (folder / "go").touch()
+    ran = foretune(*command)
+    assert ran.code == 0, ran.err
+    assert [run["ending"] for run in ran.json["runs"]] == ["finished"]
+    assert "tokens/s/GPU" in ran.json["runs"][0]["told"]
+    if place == "slurm":
+        assert len((folder / "starts").read_text().splitlines()) == 1
+        assert len(list((tmp_path / "cluster" / "jobs").glob("*.json"))) == 1
+    assert "no run waits" in foretune(*command).err
+
+
+def test_what_ended_while_nobody_looked_is_told_and_not_submitted_again(
+    tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = install(tmp_path / "cluster")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    study, out = _study(tmp_path, 1), tmp_path / "out"
+    _ask(study, out, 1)
+    command = ("launch", study, "--out", out, "--on", "slurm", "--json")
+    command += ("--command", "bash -c 'touch begun; sleep 600'", "--time-limit", "2s")
+    _killed_in_run(command, out / "small" / "measured" / "run_0", "begun", monkeypatch)
+    (job,) = (tmp_path / "cluster" / "jobs").glob("*.json")
+    deadline = time.monotonic() + 30
+    while "TIMEOUT" not in job.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ran = foretune(*command)
+    assert ran.code == 0, ran.err
+    assert [run["ending"] for run in ran.json["runs"]] == ["timed out"]
+    assert len(list(job.parent.glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -311,13 +311,31 @@ def test_a_worker_of_another_release_is_refused(
 
 
 def test_a_worker_without_a_study_says_so(tmp_path: Path, foretune: Command) -> None:
-    ran = foretune("worker", "small", "--storage", tmp_path / "a.db", "--idle", "1s")
+    storage = tmp_path / "a.db"
+    ran = foretune("worker", "small", "--storage", storage)
+    assert ran.code == 2
+    assert "there is no storage" in ran.err
+    assert not list(tmp_path.iterdir())
+    open_storage(storage_address(str(storage), storage))
+    ran = foretune("worker", "small", "--storage", storage, "--idle", "1s")
     assert ran.code == 2
     assert "there is no study 'small'" in ran.err
     ran = foretune("worker", "small", "--storage", "mysql://me:pw@host/x", "--idle", "1s")
     assert ran.code == 2
     assert "PostgreSQL" in ran.err
     assert "pw" not in ran.err
+
+
+@pytest.mark.parametrize("oracle", ["measure", "primus"])
+def test_workers_evaluate_with_the_surrogate_alone(
+    oracle: str, small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    out = tmp_path / "out"
+    ran = foretune("tune", small_study, "--oracle", oracle, "--workers", 2, "--out", out)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--oracle {oracle} evaluates with" in ran.err
+    assert "leave out --workers" in ran.err
+    assert not out.exists()
 
 
 def test_leases_ask_no_clock_that_can_be_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,13 @@ def supervise(arguments: list[str]) -> int:
 
 
 def squeue(arguments: list[str]) -> int:
-    """The state of a job that has not ended."""
+    """The state of a job that has not ended, or the ids and scripts of all such jobs."""
+    if "--jobs" not in arguments:
+        records = {path.stem: json.loads(path.read_text()) for path in _jobs().glob("*.json")}
+        waits = ("PENDING", "RUNNING")
+        lines = [f"{job}|{r['script']}" for job, r in records.items() if r["state"] in waits]
+        print("\n".join(lines))
+        return 0
     record = _record(arguments[arguments.index("--jobs") + 1])
     if record is None or record["state"] not in ("PENDING", "RUNNING"):
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -145,12 +146,29 @@ def test_a_cancelled_job_is_lost_and_may_run_again(tmp_path: Path) -> None:
         pass
     assert end.ending is Ending.LOST
     assert "CANCELLED" in end.reason
+    assert slurm.start(launch) == job, "its end was not told yet"
+    slurm.forget(launch)
     (tmp_path / "run" / "begun").unlink()
     again = slurm.start(launch)
     assert again != job
     while not (tmp_path / "run" / "begun").exists():
         assert slurm.poll(launch, again) is None
     slurm.stop(launch, again)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_waiting_job_is_found_that_a_killed_foretune_did_not_write_down(tmp_path: Path) -> None:
+    slurm, launch = Slurm(), _launch(tmp_path / "run", "touch ran")
+    (path,) = slurm.write(launch)
+    jobs = tmp_path / "cluster" / "jobs"
+    for job, script in (("1000", tmp_path / "other" / path.name), ("1001", path)):
+        waits = {"state": "PENDING", "options": {}, "script": str(script)}
+        (jobs / f"{job}.json").write_text(json.dumps(waits))
+    assert slurm.start(launch) == "1001"
+    assert len(list(jobs.glob("*.json"))) == 2
+    assert run(Slurm(), _launch(tmp_path / "new", "true"), POLL_S).ending is Ending.FINISHED
+    begun = (tmp_path / "new" / "slurm.job").read_text().strip()
+    assert begun == "1002", "a job that has begun writes itself down"
 
 
 def test_a_job_that_nobody_knows_is_lost(
