@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from search.space import Space
-from studies.durability import durability_job
+from studies.durability import PRELOADED, durability_job
 from studies.ledger import Ledger
 from studies.oracles import Evaluation
 from studies.queue import OPEN, Queue, worker_name
@@ -65,7 +65,7 @@ def measure_clients(address: StorageAddress, clients: int, trials: int) -> Clien
         ledger.enqueue(config, "bench", "a benchmark")
     Queue(address, name).describe(OPEN, True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["studies.client_bench", "optuna.storages", "psycopg2"])
+    context.set_forkserver_preload(["studies.client_bench", *PRELOADED])
     start, answers = context.Barrier(clients + 1), context.SimpleQueue()
     processes = [
         context.Process(target=_client, args=(address, name, start, answers))

@@ -43,7 +43,8 @@ NOT_BEGUN, OPENING = -2, -1
 """What a process says before it has told a trial."""
 PRELOADED = (
     *("studies.durability", "studies.training", "studies.api", "optuna.storages"),
-    *("alembic.command", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite", "psycopg2"),
+    *("alembic.command", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite"),
+    *("sqlalchemy.dialects.postgresql", "psycopg2"),
 )
 """Imported once and not by every process: more of its time goes to what kills are to hit."""
 POLL_S, SHORTEST_S = 0.0005, 0.3

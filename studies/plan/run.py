@@ -187,7 +187,7 @@ def _evaluated(
         return
     failure: BaseException | None = None
     with _pool(min(jobs, len(missing))) as pool:
-        waiting = list(reversed(missing))
+        waiting = [*missing][::-1]
         running: dict[Future[PairResult], int] = {}
         while waiting or running:
             while waiting and len(running) < 2 * jobs:
