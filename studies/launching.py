@@ -13,6 +13,7 @@ from collectors.launchers.launch import Ended, Ending, Launch, Launcher
 from collectors.launchers.local import Local
 from collectors.launchers.watching import POLL_S, run, watch
 from specs.errors import InputError
+from studies.file_lock import FileLock
 from studies.files import name_from
 from studies.real_runs import AskedRun, Outcome, RealRuns
 from studies.run_requests import write_run_files
@@ -113,8 +114,27 @@ def launch_runs(
     result file is there already is told without being run again.
 
     Raises:
-        InputError: a run cannot be started, or the storage cannot be written.
+        InputError: another process launches these runs now, one cannot be started, or the storage
+            cannot be written.
     """
+    alone = FileLock(options.folder / ".launch")
+    if not alone.acquire(wait=False):
+        raise InputError(
+            f"another foretune launch works on {options.folder}; wait for it or stop it."
+        )
+    try:
+        yield from _launched(runs, asked, launcher, options, address)
+    finally:
+        alone.release()
+
+
+def _launched(
+    runs: RealRuns,
+    asked: Sequence[AskedRun],
+    launcher: Launcher,
+    options: LaunchOptions,
+    address: StorageAddress,
+) -> Iterator[Launched]:
     launches = {launch.name: launch for launch in (launch_of(runs, a, options) for a in asked)}
     numbers = {name: run.number for name, run in zip(launches, asked, strict=True)}
     done = [launch for launch in launches.values() if result_file(launch.folder)]

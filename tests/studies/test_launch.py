@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from search.space import Space
+from studies.file_lock import FileLock
 from studies.inputs import resolve
 from studies.real_runs import RealRuns
 from studies.storage import storage_address
@@ -120,7 +121,7 @@ def _killed_in_run(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     words = [sys.executable, "-m", "foretune", *map(str, command)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (folder / begun).exists() and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.01)
@@ -163,6 +164,15 @@ def test_a_killed_launch_takes_its_run_up_again(
         assert len((folder / "starts").read_text().splitlines()) == 1
         assert len(list((tmp_path / "cluster" / "jobs").glob("*.json"))) == 1
     assert "no run waits" in foretune(*command).err
+
+
+def test_two_launches_at_once_are_one_too_many(tmp_path: Path, foretune: Command) -> None:
+    study, out = _study(tmp_path, 1), tmp_path / "out"
+    _ask(study, out, 1)
+    with FileLock(out / "small" / "measured" / ".launch"):
+        ran = foretune("launch", study, "--out", out, "--on", "local", "--command", "true")
+    assert ran.code == 2
+    assert "another foretune launch" in ran.err
 
 
 def test_what_ended_while_nobody_looked_is_told_and_not_submitted_again(
