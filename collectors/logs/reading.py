@@ -210,7 +210,7 @@ class Facts(LineReader):
             "gpu",
             re.compile(
                 r"(?:NVIDIA|AMD INSTINCT|Instinct) ((?:MI|A|H|B|GB|L|V)\d{2,3}[\w-]{0,24}"
-                r"(?: \d{2,3}GB)?)"
+                r"(?: (?:\d{2,3}GB|PCIe|NVL))?)"
             ),
         ),
         ("expandable_segments", re.compile(r"(expandable_segments:True)")),

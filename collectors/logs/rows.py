@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectors.logs.format import Description, LogFormat
-from collectors.logs.mlperf import gpu_in
 from collectors.logs.run_log import Peak, RunLog
 from collectors.logs.steady_state import SteadyState, steady_state
 from specs import catalog
@@ -152,22 +151,15 @@ def _find_gpu(run: RunLog, found: Description, path_gpu: str) -> None:
         found.columns["gpu"] = catalog.gpu(found.columns["gpu"]).name
         return
     printed = run.facts.get("gpu", "")
-    gpu = _gpu_called(printed) if printed else ""
-    if not gpu and path_gpu:
-        gpu = path_gpu
-        found.notes.append(f"the log names no GPU; {path_gpu} is read from the path")
-    if gpu:
-        found.columns["gpu"] = gpu
-
-
-def _gpu_called(printed: str) -> str:
-    """Catalog name of a GPU as drivers print it (``A100-SXM4-40GB``, ``H100 80GB HBM3``)."""
-    for text in (printed, printed.split()[0]):
+    if printed:
         try:
-            return catalog.gpu(text).name
-        except InputError:
-            continue
-    return gpu_in(printed)
+            found.columns["gpu"] = catalog.gpu(printed).name
+        except InputError as error:
+            # A variant is another product: an A100-PCIE taken for an A100 is a wrong measurement.
+            found.notes.append(f"gpu is left empty: {error}")
+    elif path_gpu:
+        found.columns["gpu"] = path_gpu
+        found.notes.append(f"the log names no GPU; {path_gpu} is read from the path")
 
 
 def _selected(run: RunLog, found: Description) -> tuple[Any, Any]:

@@ -53,6 +53,18 @@ def test_primus_with_colours_and_prefixes(sample):
     assert not refusals([run])
 
 
+@pytest.mark.parametrize("printed", ["A100-PCIE-40GB", "H100 NVL"])
+def test_a_variant_that_the_catalog_lacks_is_not_taken_for_another(printed, tmp_path):
+    text = (SAMPLES / "torchtitan_h100.log").read_text()
+    path = tmp_path / "h100" / "train.log"
+    path.parent.mkdir()
+    path.write_text(text.replace("NVIDIA H100 80GB HBM3", f"NVIDIA {printed}"))
+    run = ingest(path, {}).runs[0]
+    assert "gpu" not in run.row
+    assert "gpu" in run.missing
+    assert any(f"gpu is left empty: there is no GPU {printed!r}" in note for note in run.notes)
+
+
 def test_torchtitan(sample):
     run = sample("torchtitan_h100.log").runs[0]
     stated = {
