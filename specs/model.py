@@ -61,6 +61,10 @@ class Model(BaseModel):
     learned_positions: int = Field(
         0, ge=0, le=2**40, description="rows of a learned position table"
     )
+    rotary_base: float | None = Field(
+        None, gt=0, lt=1e12, description="base of the rotary frequencies; null: not stated"
+    )
+    norm_epsilon: float | None = Field(None, gt=0, lt=1, description="null: not stated")
     embedding_norm: bool = Field(False, description="norm behind the embedding (BLOOM)")
     dropout: bool = False
     sliding_window: int = Field(0, ge=0, description="0: full attention")

@@ -69,7 +69,18 @@ def _common(values: Values) -> Fields:
         "head_dim": head_dim or hidden // heads,
         "vocab_size": values.required("vocab_size"),
         "tied_embeddings": values.flag("tie_word_embeddings"),
+        "rotary_base": _rotary_base(values),
+        "norm_epsilon": values.number("rms_norm_eps") or None,
     }
+
+
+def _rotary_base(values: Values) -> float | None:
+    """Base of the rotary frequencies: a field of its own, since transformers 5 in a mapping."""
+    base = values.number("rope_theta", 1.0)
+    mapping = values.arguments.get("rope_parameters")
+    if base is None and isinstance(mapping, Mapping):
+        return Values(mapping, f"{values.where}: rope_parameters").number("rope_theta", 1.0)
+    return base
 
 
 def _llama(values: Values) -> Fields:

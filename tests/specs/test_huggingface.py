@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from specs import catalog
+from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.formats.huggingface import model_of, read_huggingface
+from specs.formats.megatron import arguments, read_arguments
+from specs.stack import Stack
+from specs.workload import Workload
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 LLAMA_70B = {
@@ -307,3 +311,26 @@ def test_name_comes_from_the_folder(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_70B))
     assert read_huggingface(folder / "config.json").name == "My-Llama"
+
+
+@pytest.mark.parametrize("theta", [{"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6}}])
+def test_rotary_base_and_epsilon_reach_the_launch_file(theta: dict[str, Any]) -> None:
+    model = model_of(MIXTRAL_8X22B | theta | {"rms_norm_eps": 1e-5}, "config.json", "m")
+    assert (model.rotary_base, model.norm_epsilon) == (1e6, 1e-5)
+    workload = Workload(model=model, seq_len=8192, global_batch_size=8)
+    flags = arguments(TrainingConfig(), workload, Stack())
+    assert flags[flags.index("--rotary-base") + 1] == "1000000"
+    assert flags[flags.index("--norm-epsilon") + 1] == "1e-05"
+    read = read_arguments(flags)[1].model
+    assert (read.rotary_base, read.norm_epsilon) == (1e6, 1e-5)
+    unstated = model_of(MIXTRAL_8X22B, "config.json", "m")
+    silent = arguments(TrainingConfig(), workload.model_copy(update={"model": unstated}), Stack())
+    assert "--rotary-base" not in silent
+    assert "--norm-epsilon" not in silent
+
+
+def test_a_rotary_base_that_megatron_cannot_take_is_refused() -> None:
+    model = model_of(MIXTRAL_8X22B | {"rope_theta": 10000.5}, "config.json", "m")
+    workload = Workload(model=model, seq_len=8192, global_batch_size=8)
+    with pytest.raises(InputError, match="whole numbers"):
+        arguments(TrainingConfig(), workload, Stack())

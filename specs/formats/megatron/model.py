@@ -189,7 +189,10 @@ def _query_groups(values: Values, heads: int, base: Model | None) -> int:
 
 
 def _details(values: Values, base: Model | None) -> dict[str, Any]:
-    """Biases, norms, positions, dropout and attention kind."""
+    """Biases, norms, positions, dropout and attention kind.
+
+    Rotary base and norm epsilon are those of ``megatron/training/arguments.py``.
+    """
 
     def flag(key: str, field: str) -> bool:
         if base is not None and not values.given(key):
@@ -228,6 +231,9 @@ def _details(values: Values, base: Model | None) -> dict[str, Any]:
         fields["dropout"] = any(dropouts)
     else:
         fields["dropout"] = base.dropout
+    for name, smallest in (("rotary_base", 1.0), ("norm_epsilon", 1e-12)):
+        number = values.number(name, smallest)
+        fields[name] = number if number is not None or base is None else getattr(base, name)
     if base is not None:
         fields |= {name: getattr(base, name) for name in _ONLY_CATALOG}
     return fields
@@ -386,6 +392,15 @@ def write_model(model: Model) -> dict[str, Any]:
         arguments |= {"window_size": [model.sliding_window, 0], "window_attn_skip_freq": skip}
     if model.attention_sinks:
         arguments["softmax_type"] = "learnable"
+    if model.norm_epsilon is not None:
+        arguments["norm_epsilon"] = model.norm_epsilon
+    if model.rotary_base is not None and not model.learned_positions:
+        if not model.rotary_base.is_integer():
+            raise InputError(
+                f"{model.name} has a rotary base of {model.rotary_base:g}, and --rotary-base of "
+                "Megatron takes whole numbers alone; start from a YAML of its own."
+            )
+        arguments["rotary_base"] = int(model.rotary_base)
     return arguments | _write_experts(model)
 
 

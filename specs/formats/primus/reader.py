@@ -220,8 +220,10 @@ def _named(model: Model, preset: str, values: Values) -> Model:
     if known is None:
         return model
     # Correction biases of the router are buffers here, which a catalog may count; MTP layers are a
-    # setting of the training, not another model.
-    apart = ("name", "source", "moe_layers", "router_bias", "mtp_layers")
+    # setting of the training, not another model. Rotary base and epsilon are those of the preset,
+    # which the job is run with: without a checkout the same job must read the same.
+    apart = ("name", "source", "moe_layers", "router_bias", "mtp_layers", "rotary_base",
+             "norm_epsilon")  # fmt: skip
     fields = [name for name in Model.model_fields if name not in apart]
     other = [name for name in fields if getattr(model, name) != getattr(known, name)]
     if model.layer_is_moe().tolist() != known.layer_is_moe().tolist():
