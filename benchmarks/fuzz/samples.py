@@ -210,10 +210,12 @@ def calibration() -> list[bytes]:
 
 
 def learned() -> list[bytes]:
-    """What was learned, with few facts of the residual."""
+    """What was learned, with few constants and few facts of the residual."""
     from surrogate.learned import SHIPPED
 
     content = json.loads(SHIPPED.read_bytes())
+    constants = content["constants"]
+    constants["constants"] = dict(list(constants["constants"].items())[:6])
     _shorten(content["residual"], 4)
     return [json.dumps(content).encode()]
 
