@@ -328,9 +328,8 @@ def _config(
     schedule, vpp = _schedule(row, sizes["pp"], sizes["vpp"], words, defaults)
     recompute, unknown = _recompute(row, family, defaults)
     layers = _whole(row, "recompute_layers", 0, smallest=0)
-    overlap = default_overlap(family, sharding, sizes["tp"], sequence_parallel)
-    if words.overlaps_expert_parallel:
-        overlap |= Overlap.EP
+    overlap = _overlap(row, default_overlap(family, sharding, sizes["tp"], sequence_parallel),
+                       words, defaults)  # fmt: skip
     modules = row.get("recompute_modules") or words.recompute_modules
     layout = row.get("layout") or words.layout
     config = TrainingConfig(
@@ -355,9 +354,17 @@ def _config(
         precision=precision,
         sharding=sharding,
         cross_entropy_fusion=fuses_loss(stack.framework_name, words),
-        overlap=Overlap.parse(row["overlap"]) if row.get("overlap") else overlap,
+        overlap=overlap,
     )
     return config, unknown
+
+
+def _overlap(row: dict[str, str], usual: Overlap, words: Words, defaults: Counter[str]) -> Overlap:
+    """What is overlapped: as stated, or what is ``usual`` for the framework and what words say."""
+    if row.get("overlap"):
+        return Overlap.parse(row["overlap"])
+    defaults["overlap"] += 1
+    return usual | Overlap.EP if words.overlaps_expert_parallel else usual
 
 
 def _precision(row: dict[str, str], defaults: Counter[str]) -> Precision:

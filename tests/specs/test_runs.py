@@ -42,7 +42,8 @@ def test_defaults_are_those_of_the_format() -> None:
     config = table.config.config(0)
     assert (config.cp, config.ep, config.vpp, config.etp) == (1, 1, 1, config.tp)
     assert config.sharding.label == "none"
-    assert table.defaults["etp"] == table.defaults["cp"] == 1
+    assert table.defaults["etp"] == table.defaults["cp"] == table.defaults["overlap"] == 1
+    assert "overlap" not in read({"overlap": "dp"}).defaults
     sixteen_bit = read({"precision": ""})
     assert sixteen_bit.config.config(0).precision is Precision.BF16
 
