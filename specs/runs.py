@@ -11,6 +11,7 @@ import csv
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from specs.stack import Stack
 from specs.workload import Workload
 
 Column = NDArray[Any]
+MAX_ROWS = 1_000_000
+"""Rows are held as a whole, about 7 KB each (measured): a million are 7 GB."""
 
 
 RESULT_COLUMNS = (
@@ -173,9 +176,16 @@ def read_runs(
             names = set(reader.fieldnames or ())
             if not {"model", "gpu"} <= names:
                 raise InputError(f"{path} is no table of runs: it needs the columns model and gpu.")
-            rows = [{k: (v or "").strip() for k, v in raw.items() if k} for raw in reader]
+            rows = [
+                {k: (v or "").strip() for k, v in raw.items() if k}
+                for raw in islice(reader, MAX_ROWS + 1)
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}; give a CSV file of runs.") from None
+    if len(rows) > MAX_ROWS:
+        raise InputError(
+            f"{path} has more than {MAX_ROWS:,} rows; split it into files of at most so many."
+        )
     if not with_results:
         for row in rows:
             row.update(dict.fromkeys(RESULT_COLUMNS, ""))

@@ -257,6 +257,21 @@ def test_a_file_that_is_no_table_is_bad_input(tmp_path: Path) -> None:
         read_runs(path)
 
 
+def test_a_table_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specs.runs.MAX_ROWS", 2)
+    path = tmp_path / "x.csv"
+    line = ",".join(f'"{value}"' for value in DENSE.values()) + "\n"
+    for rows in (2, 3):
+        path.write_text(",".join(DENSE) + "\n" + rows * line)
+        if rows == 2:
+            assert len(read_runs(path)) + len(read_runs(path).refused) == 2
+            continue
+        with pytest.raises(InputError, match="more than 2 rows; split it"):
+            read_runs(path)
+
+
 def test_results_are_not_read_where_a_table_is_only_projected(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     row = DENSE | {"tokens_per_s_per_gpu": "secret", "peak_mem_gb": "??"}
