@@ -114,7 +114,8 @@ class Scores:
     """What is thought of m candidates, shape (m,).
 
     ``mean`` and ``sd`` of the modelled value, ``gain`` the expected improvement, ``score`` what
-    proposals are ranked by.
+    proposals are ranked by: the log of what a candidate may gain plus ``log_weight``, which holds
+    fit, cost and what someone believes.
     """
 
     mean: Floats
@@ -122,6 +123,7 @@ class Scores:
     fit_probability: Floats
     gain: Floats
     score: Floats
+    log_weight: Floats
 
 
 def scores(
@@ -148,16 +150,18 @@ def scores(
         fits = fits * below_zero(*process.predict(Points(candidates.coordinates, _none(mean))))
     if models.incumbent is None:
         # Nothing seen yet: the best by the projection of those that fit as likely as not.
-        gain = mean - mean.max()
-        score = gain + CAUTION * np.log(np.clip(2.0 * fits, 1e-12, 1.0))
+        gain = log_gain = mean - mean.max()
+        weight = CAUTION * np.log(np.clip(2.0 * fits, 1e-12, 1.0))
     else:
         gain = expected_improvement(mean, sd, models.incumbent)
-        score = np.log(np.maximum(gain, 1e-300)) + CAUTION * np.log(np.maximum(fits, 1e-12))
+        log_gain = np.log(np.maximum(gain, 1e-300))
+        gain = gain * fits
+        weight = CAUTION * np.log(np.maximum(fits, 1e-12))
     if cost is not None:
-        score = score - np.log(cost)
+        weight = weight - np.log(cost)
     if log_prior is not None:
-        score = score + log_prior
-    return Scores(mean, sd, fits, gain * fits if models.incumbent is not None else gain, score)
+        weight = weight + log_prior
+    return Scores(mean, sd, fits, gain, log_gain + weight, weight)
 
 
 def _none(like: Floats) -> Floats:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from search.ranking import Ranking
 from specs.config import ConfigTable
@@ -24,20 +26,22 @@ def shortlist(ranking: Ranking, size: int, within: float = 0.2, per_mesh: int = 
         return []
     expected = ranking.expected
     least = expected[0] * (1 - within)
-    characters: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     meshes: Counter[tuple[int, ...]] = Counter()
     rows: list[int] = []
-    for row, character in enumerate(_characters(ranking.table)):
+    for row, character in enumerate(characters(ranking.table).tolist()):
         if len(rows) == size or expected[row] < least:
             break
+        character = tuple(character)
         mesh = character[: len(MESH)]
-        if character in characters or meshes[mesh] == per_mesh:
+        if character in seen or meshes[mesh] == per_mesh:
             continue
-        characters.add(character)
+        seen.add(character)
         meshes[mesh] += 1
         rows.append(row)
     return rows
 
 
-def _characters(table: ConfigTable) -> Iterator[tuple[int, ...]]:
-    return zip(*(getattr(table, name).tolist() for name in CHARACTER), strict=True)
+def characters(table: ConfigTable) -> NDArray[np.int64]:
+    """The axes of ``CHARACTER`` of every row, shape (n, axes)."""
+    return np.stack([np.asarray(getattr(table, n), dtype=np.int64) for n in CHARACTER], axis=1)

@@ -60,6 +60,11 @@ class RunBeliefs:
         assert row is not None
         return row
 
+    def rows(self, runs: RealRuns, state: str) -> list[int]:
+        """The rows of the runs in a state (``AskedRun.state``), each once."""
+        configs = dict.fromkeys(run.config for run in runs.runs() if run.state == state)
+        return [self.row(config) for config in configs]
+
 
 def run_beliefs(
     runs: RealRuns, space: Space, seed: int = 0, extra: Sequence[TrainingConfig] = ()

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from search.batch import next_of_batch
 from search.ranking import FIT_PROBABILITY
 from search.space import Space
 from specs.config import TrainingConfig
@@ -108,16 +107,19 @@ def ask_runs(
 ) -> Asked:
     """Asks the baseline first, then what is worth most per time, until the slot is full.
 
-    A baseline that is more likely to run out of memory than not is left out, with a note; the
-    config nearest to it that fits is asked instead. The opinion of an ``advisor`` (a model) counts
-    as far as it was right before, and at most one run in three is its proposal.
+    Runs go out together: each is worth what it adds to the best of those that are out, so that
+    near-duplicates add nothing. A baseline that is more likely to run out of memory than not is
+    left out, with a note; the config nearest to it that fits is asked instead. The opinion of an
+    ``advisor`` (a model) counts as far as it was right before, and at most one run in three is its
+    proposal.
 
     Raises:
         InputError: no run fits into the slot.
     """
-    beliefs = run_beliefs(runs, space, seed)
+    asked = list(dict.fromkeys(run.config for run in runs.runs()))
+    beliefs = run_beliefs(runs, space, seed, asked)
     beside = advisor.consulted(beliefs.pool) if advisor else []
-    beliefs = run_beliefs(runs, space, seed, beside) if beside else beliefs
+    beliefs = run_beliefs(runs, space, seed, [*asked, *beside]) if beside else beliefs
     speed = beliefs.now.tokens_per_s_per_gpu
     workload, gpus = runs.job.experiment.workload, runs.job.cluster.num_gpus
     run_s = slot.run_s(workload.tokens_per_step / gpus / speed)
@@ -128,7 +130,7 @@ def ask_runs(
     while len(requests) < most:
         judged = runs.judged(beliefs.pool, seed, advisor.expert if advisor else None)
         beliefs = replace(beliefs, judged=judged)
-        row, reason, stands_in, proposer = None, "", False, ASK
+        row, reason, stands_in, proposer, gain = None, "", False, ASK, None
         if runs.needs_baseline():
             row, reason, note = _first(runs, beliefs)
             stands_in = bool(note)
@@ -141,17 +143,19 @@ def ask_runs(
             if requests and judged.is_done:
                 stopped = "no config promises more than the noise of a run"
                 break
-            row = int(affordable[np.argmax(judged.scores.score[affordable])])
-            reason = "highest expected gain per time"
+            held = beliefs.rows(runs, "measured"), beliefs.rows(runs, "running")
+            row, gain = next_of_batch(beliefs.pool, judged, *held, affordable, seed)
+            reason = "adds most per time to the best of what is out"
             mine = advisor.its_turn(beliefs.pool, judged, affordable) if advisor else None
             if mine is not None:
                 row, reason, proposer = mine
+                gain = float(judged.scores.gain[row])
         if run_s[row] > left:
             stopped = f"the next run takes {run_s[row] / 60:.0f} min"
             break
+        expected = _expected(beliefs, row, float(run_s[row]), gain)
         by = (reason, stands_in, proposer)
-        asked = _request(runs, beliefs, row, float(run_s[row]), folder, by)
-        requests.append(asked)
+        requests.append(_request(runs, beliefs.pool.config(row), expected, folder, by))
         left -= float(run_s[row])
     if not requests:
         raise InputError(
@@ -185,27 +189,30 @@ def _first(runs: RealRuns, beliefs: RunBeliefs) -> tuple[int | None, str, str]:
     return near, reason, why
 
 
-def _request(
-    runs: RealRuns,
-    beliefs: RunBeliefs,
-    row: int,
-    run_s: float,
-    folder: Path,
-    by: tuple[str, bool, str],
-) -> Request:
-    """Records a run and writes its files; ``by``: reason, whether for the baseline, proposer."""
-    reason, stands_for_baseline, proposer = by
-    config, judged, now = beliefs.pool.config(row), beliefs.judged, beliefs.now
-    expected = {
+def _expected(beliefs: RunBeliefs, row: int, run_s: float, gain: float | None) -> dict[str, Any]:
+    """What is expected of a run, as JSON; ``gain`` is None where there is nothing to beat."""
+    now = beliefs.now
+    return {
         "tokens_per_s_per_gpu": float(now.tokens_per_s_per_gpu[row]),
         "interval90": [float(now.lo90[row]), float(now.hi90[row])],
         "projected_tokens_per_s_per_gpu": float(beliefs.before.tokens_per_s_per_gpu[row]),
         "peak_gib": float(beliefs.peak_gib([row])[0]),
         "fit_probability": float(beliefs.fit_probability[row]),
-        "expected_gain": float(judged.scores.gain[row]) if judged.models.incumbent else None,
+        "expected_gain": gain if beliefs.judged.models.incumbent is not None else None,
         "trust": str(now.trust[row]),
         "run_s": run_s,
     }
+
+
+def _request(
+    runs: RealRuns,
+    config: TrainingConfig,
+    expected: Mapping[str, Any],
+    folder: Path,
+    by: tuple[str, bool, str],
+) -> Request:
+    """Records a run and writes its files; ``by``: reason, whether for the baseline, proposer."""
+    reason, stands_for_baseline, proposer = by
     number = runs.ask(config, reason, expected, stands_for_baseline, proposer)
     files, refused = write_run_files(runs, number, config, folder / f"run_{number}")
     return Request(number, config, reason, expected, files, refused)
