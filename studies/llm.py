@@ -20,6 +20,7 @@ from search.llm.asking import Consultant, Request
 from search.llm.budget import Caps, Spent
 from search.llm.client import Endpoint, check_installed
 from search.llm.consultant import DEADLINE_S, LiveConsultant
+from search.llm.keys import missing_keys
 from search.llm.messages import INSTRUCTIONS, TrialRow, briefing
 from search.llm.recording import Recording, Replay
 from search.llm.redaction import Redactor
@@ -115,6 +116,25 @@ def consultant_of(
         yield live
     finally:
         live.close()
+
+
+def check_usable(options: LlmOptions) -> None:
+    """Refuses a model that could not answer, before anything is done.
+
+    A server of the user's own may need no key, and a replay asks nobody.
+
+    Raises:
+        InputError: DSPy or LiteLLM is missing, or the provider's key.
+    """
+    if options.replay is not None:
+        return
+    check_installed()
+    missing = missing_keys(options.model) if options.url is None else []
+    if missing:
+        raise InputError(
+            f"--llm {options.model} needs the key of its provider: set {' or '.join(missing)} in "
+            "the environment, or name a server of your own with --llm-url."
+        )
 
 
 class StudyAdvisor:
@@ -271,11 +291,12 @@ def notes_on(summary: Mapping[str, Any]) -> list[str]:
     tokens = spent["prompt_tokens"] + spent["completion_tokens"]
     cost = "unknown cost" if spent["cost_usd"] is None else f"${spent['cost_usd']:.4f}"
     verb = "replayed from a recording" if summary["replayed"] else "asked"
+    # What a model that never answered used up is a guess of ours, and not worth a number.
+    used = f" ({tokens:,} tokens, {cost})" if len(failed) < len(rounds) else ""
     notes = [
         f"the model {summary['model']!r} was {verb} in {len(rounds)} rounds and gave advice in "
         f"{len(rounds) - len(failed)}: {len(summary['trials'])} trials are its proposals, the best "
-        f"config is {'one' if summary['best_is_its'] else 'none'} of them ({tokens:,} tokens, "
-        f"{cost})."
+        f"config is {'one' if summary['best_is_its'] else 'none'} of them{used}."
     ]
     reasons = list(dict.fromkeys(held["failure"] for held in failed))
     notes += [

@@ -117,7 +117,7 @@ def llm_options(
     from search.llm.budget import DEFAULT_TOKENS, Caps
     from search.llm.consultant import DEADLINE_S
     from specs.errors import InputError
-    from studies.llm import LlmOptions
+    from studies.llm import LlmOptions, check_usable
     from studies.run_requests import duration_s
 
     if replay is not None:
@@ -131,7 +131,7 @@ def llm_options(
         raise InputError(f"--llm {llm!r} names no provider; write for example openai/gpt-4o.")
     if url is not None and not url.startswith(("http://", "https://")):
         raise InputError("--llm-url is no http:// or https:// address.")
-    return LlmOptions(
+    options = LlmOptions(
         model=llm.strip(),
         url=url,
         caps=Caps(DEFAULT_TOKENS if tokens is None else tokens, cost),
@@ -139,3 +139,5 @@ def llm_options(
         hints=tuple(hints or ()),
         program=program,
     )
+    check_usable(options)
+    return options

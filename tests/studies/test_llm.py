@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
+from studies.llm import notes_on
 from tests.llm_server import CONFIG, GOOD, LlmServer, proposals
 from tests.studies.conftest import Ran
 
@@ -176,8 +177,9 @@ def test_budgets_hold_before_a_call_is_made(
 
 
 def test_options_that_contradict_each_other(
-    small_study: Path, tmp_path: Path, foretune: Command
+    small_study: Path, tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     recording = tmp_path / "llm.jsonl"
     recording.write_text("{}\n")
     for options, words in (
@@ -195,6 +197,33 @@ def test_options_that_contradict_each_other(
         assert ran.code == 2, options
         assert words in ran.err, (options, ran.err)
         assert "Traceback" not in ran.err
+
+
+@needs_llm
+@pytest.mark.parametrize("command", ["tune", "ask"])
+def test_a_provider_without_its_key_is_refused_at_once(
+    command: str, small_study: Path, tmp_path: Path, foretune: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    out = tmp_path / "out"
+    ran = foretune(command, small_study, "--out", out, "--llm", "anthropic/claude-sonnet-4-5")
+    assert ran.code == 2
+    assert "set ANTHROPIC_API_KEY in the environment" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_model_that_never_answered_used_nothing_that_is_known() -> None:
+    failed = {"known": 0, "failure": "the server cannot be reached", "proposals": 0}
+    summary: dict[str, Any] = {
+        "model": "openai/small", "rounds": [failed], "verdicts": {}, "replayed": False,
+        "spent": {"prompt_tokens": 900, "completion_tokens": 0, "cost_usd": None},
+        "trials": [], "best_is_its": False, "believed": None,
+    }  # fmt: skip
+    assert "tokens" not in notes_on(summary)[0]
+    answered = {"known": 0, "failure": "", "proposals": 2}
+    assert "900 tokens" in notes_on(summary | {"rounds": [failed, answered]})[0]
 
 
 def test_nothing_of_a_model_is_imported_unless_it_is_named() -> None:
