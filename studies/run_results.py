@@ -22,15 +22,15 @@ LARGEST_FILE_BYTES = 1 << 20
 class ResultFile(BaseModel):
     """What ``measure.sh`` writes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     schema_version: Literal[1]
     run: int = Field(ge=0)
     study: str
     exit_code: int
     out_of_memory: bool
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
+    step_time_s: float | None = Field(gt=0)
+    tokens_per_s_per_gpu: float | None = Field(gt=0)
     log: str = ""
 
 

@@ -111,6 +111,24 @@ def test_a_measured_peak_moves_the_memory_of_the_others(asked: Callable[..., Any
     assert asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]["expected"]["peak_gib"] > 0
 
 
+def test_told_peaks_are_kept_in_the_calibration_that_other_jobs_take(
+    asked: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = asked("ask", "--runs", "1", "--slot", "1h")["runs"][0]
+    peak, speed = 0.9 * run["expected"]["peak_gib"], 7000
+    told = asked("tell", "--run", "0", "--speed", speed, "--peak", peak, "--counter", "allocated")
+    assert told["runs"][0]["counter"] == "allocated"
+    path = next(path for path in told["files"] if path.endswith("calibration.json"))
+    kept = json.loads(Path(path).read_text())
+    assert [peak["run_id"] for peak in kept["peaks"]] == [kept["runs"][0]["run_id"]]
+    # Another study of the same job begins with what that run taught.
+    other = ("--runs", "1", "--slot", "1h", "--storage", tmp_path / "other.db")
+    plain = asked("ask", *other)["runs"][0]["expected"]
+    again = asked("ask", *other, "--calibration", path)["runs"][0]["expected"]
+    assert plain["tokens_per_s_per_gpu"] != again["tokens_per_s_per_gpu"]
+    assert again["trust"] in ("calibrated", "measured")
+
+
 def test_what_is_asked_has_the_numbers_of_project(
     asked: Callable[..., Any], small_study: Path, foretune: Command
 ) -> None:
@@ -268,8 +286,9 @@ def test_a_result_of_another_study_is_refused(asked: Callable[..., Any], tmp_pat
     content |= {"out_of_memory": False, "step_time_s": 1.0, "tokens_per_s_per_gpu": 5.0}
     path.write_text(json.dumps(content))
     assert "other/measured" in asked("tell", path, code=2)
-    path.write_text(json.dumps(content | {"run": -1}))
-    assert "no result" in asked("tell", path, code=2)
+    for field in ({"run": -1}, {"tokens_per_s_per_gpu": -5.0}, {"step_time_s": float("inf")}):
+        path.write_text(json.dumps(content | field))
+        assert "no result" in asked("tell", path, code=2)
     path.write_text("nothing of the kind\n")
     assert "--run N" in asked("tell", path, code=2)
     assert run["run"] == 0
