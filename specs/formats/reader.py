@@ -7,6 +7,7 @@ from typing import Any
 
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.files import input_file
 from specs.formats.cluster import is_cluster
 from specs.formats.experiment import Experiment
 from specs.formats.huggingface import is_huggingface, model_of, read_huggingface
@@ -31,7 +32,7 @@ def read_experiment(path: Path) -> Experiment:
         path = path / "config.json"
     if path.suffix == ".json":
         return _of_model(path)
-    content = read_chain(path)
+    content = read_chain(input_file(path, again=True))
     if is_primus(content):
         return read_primus(path)
     if is_study(content):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def test_bad_files(name: str, command: str, tmp_path: Path, foretune: Callable[.
     assert _is_one_sentence(ran), ran.err
     assert re.search(told, ran.err), ran.err
     assert [item.name for item in tmp_path.iterdir()] == ["bad.yaml"]
+
+
+def test_a_study_is_read_more_than_once_which_no_pipe_allows(
+    small_study: Path, foretune: Callable[..., Ran]
+) -> None:
+    with subprocess.Popen(["cat", small_study], stdout=subprocess.PIPE) as written:
+        assert written.stdout is not None
+        ran = foretune("project", f"/dev/fd/{written.stdout.fileno()}")
+    assert ran.code == 2
+    assert "is a pipe and no file" in ran.err
 
 
 READS_PIPE = {
