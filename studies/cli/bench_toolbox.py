@@ -67,7 +67,7 @@ def bench_toolbox_command(
     if measure is not None:
         if table is None:
             raise InputError("--measure needs --table FILE to write to.")
-        measure_table(measure, table, blocks, copies, output.progress)
+        measure_table(measure, table, blocks, copies, output.progress, output.step)
     content = bench_toolbox(table or shipped_table(), trace, clock, trials, seeds, output.progress)
     if as_json:
         plain = {
@@ -119,14 +119,12 @@ def bench_toolbox_command(
         output.table(
             f"planners replayed with {noise}: {trials} trials, {seeds} seeds",
             (
-                "planner", "regret", "worst", "before finish", "95% found", "s to 95%", "s in all",
-                "false keeps", "useless tools",
+                "planner", "regret", "worst", "95% found", "s to 95%", "s in all", "false keeps",
             ),
             [
                 (
-                    s.planner, f"{s.regret:.1%}", f"{s.worst_regret:.1%}",
-                    f"{s.searched_regret:.1%}", f"{s.found:.0%}", s.near_s, s.cost_s,
-                    f"{s.false_keep_rate:.1%}", s.useless_tools,
+                    s.planner, f"{s.regret:.1%}", f"{s.worst_regret:.1%}", f"{s.found:.0%}",
+                    s.near_s, s.cost_s, f"{s.false_keep_rate:.1%}",
                 )
                 for s in scores
             ],

@@ -125,6 +125,11 @@ class Output:
         for line in lines:
             self.console.print(line, markup=False)
 
+    def step(self, line: str) -> None:
+        """Prints at once, to stderr, what long work has begun or found."""
+        if not self.quiet:
+            print(line, file=sys.stderr, flush=True)
+
     def notes(self, notes: Iterable[str]) -> None:
         """Prints what the reader of a file assumed or found odd."""
         for note in () if self.quiet else notes:

@@ -126,7 +126,7 @@ def toolbox_command(
     asked = llm_options(llm, llm_url, llm_budget_tokens, llm_cost, llm_deadline, replay=replay)
     if (asked is None) is (request.planner == "llm"):
         raise InputError("--planner llm and --llm MODEL belong together; give both or neither.")
-    result = run_toolbox(request, out, storage, output.progress, asked)
+    result = run_toolbox(request, out, storage, output.progress, asked, output.step)
     output.notes(result.notes)
     if as_json:
         output.result(result.as_json())
@@ -163,15 +163,7 @@ def show_result(output: Output, result: ToolboxResult) -> None:
     if result.final:
         show_outcomes(output, "the best stack, measured again", result.final.whole)
         show_outcomes(output, "each tool left out", result.final.leave_one_out)
-    proven = result.final.proven if result.final else None
-    if proven:
-        output.say(
-            "",
-            f"kept: {proven.bundle}: {proven.ratio:.3f} times as fast, at least "
-            f"{proven.lower:.3f} with {result.request.confidence:.0%} confidence",
-        )
-    else:
-        output.say("", "kept: nothing; no bundle is proven faster and correct")
+    output.say("", result.answer)
     output.say(*(f"{name}: {said}" for name, said in result.programs_said.items()))
     output.say(f"study {result.name!r} in {result.storage}", f"files in {result.folder}:")
     output.say(*(f"  {path.name}" for path in result.files))
@@ -181,10 +173,12 @@ def show_outcomes(output: Output, title: str, outcomes: Sequence[Outcome]) -> No
     """Prints outcomes as a table and their reasons below it."""
     if not outcomes:
         return
+    # Most tables hold nothing that compiles, and are narrow enough for a terminal without it.
+    prepared = any(outcome.details.get("compile") for outcome in outcomes)
     rows = []
     for number, outcome in enumerate(outcomes, 1):
         found = outcome.details.get("measurement", {})
-        compiled = outcome.details.get("compile", {}) or {}
+        compiled = outcome.details.get("compile", {})
         timed = outcome.ratio is not None
         rows.append(
             (
@@ -195,13 +189,12 @@ def show_outcomes(output: Output, title: str, outcomes: Sequence[Outcome]) -> No
                 f"±{found['control_half_width']:.1%}" if found else "",
                 f"{found['prefill_ratio']:.2f}/{found['decode_ratio']:.2f}" if found else "",
                 outcome.tokens_per_s,
-                compiled.get("compile_s"),
-                compiled.get("break_even_tokens"),
+                *((compiled.get("compile_s"), compiled.get("break_even_tokens")) * prepared),
             )
         )
     header = (
         "", "verdict", "times as fast", "interval", "A/A", "prefill/decode", "tokens/s",
-        "compile s", "break-even tokens",
+        *(("compile s", "break-even tokens") * prepared),
     )  # fmt: skip
     output.table(title, header, rows)
     for number, outcome in enumerate(outcomes, 1):
@@ -210,6 +203,6 @@ def show_outcomes(output: Output, title: str, outcomes: Sequence[Outcome]) -> No
 
 
 def _left_out(outcome: Outcome) -> str:
-    """``bundle over itself without tool``."""
+    """The bundle and the tools that its base lacks."""
     missing = [f"{tool}={setting}" for tool, setting in outcome.bundle if tool not in outcome.base]
-    return f"with over without {', '.join(missing)}"
+    return f"{outcome.bundle}, with over without {', '.join(missing)}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from studies.files import checked_file
-from studies.progress import Progress
+from studies.progress import Progress, Tell, untold
 from studies.toolbox.bundle import BASELINE
 from studies.toolbox.decision import Rule
+from studies.toolbox.experts import EXPERTS
 from studies.toolbox.factorial import Table, measure_factorial, read_table, shipped_copies
 from studies.toolbox.noise import (
     KeepRates,
@@ -52,8 +54,8 @@ def bench_toolbox(
         InputError: a file cannot be read.
     """
     measured, rule = read_table(table, clock), Rule()
-    # Without a model named, the LLM planner proposes what the default one does.
-    names = (*(name for name in PLANNERS if name != "llm"), ROCKET)
+    # No model is asked here: experts of known quality take its place.
+    names = (*(name for name in PLANNERS if name != "llm"), *EXPERTS, ROCKET)
     noises = {"a quiet GPU (MI300X null knob)": null_knob(), f"its own noise, {clock}": None}
     with progress("replaying", len(noises) * len(names) * seeds) as advance:
         planners = {
@@ -120,7 +122,9 @@ def _rules(rule: Rule, table: Table, clock: str) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_table(study: str, path: Path, blocks: int, copies: bool, progress: Progress) -> None:
+def measure_table(
+    study: str, path: Path, blocks: int, copies: bool, progress: Progress, tell: Tell = untold
+) -> None:
     """Measures every legal bundle of a study into a table, or a third copy of its baseline alone.
 
     Raises:
@@ -135,4 +139,5 @@ def measure_table(study: str, path: Path, blocks: int, copies: bool, progress: P
     space = ToolSpace(request.axes, host, request.work, request.lossy_budget)
     bundles = [BASELINE] if copies else space.bundles
     with progress("measuring", len(bundles) * blocks) as advance:
-        measure_factorial(launch, bundles, blocks, request.pairs, path, advance)
+        measure_factorial(launch, bundles, blocks, request.pairs, path, advance, tell)
+    shutil.rmtree(launch.compiled, ignore_errors=True)

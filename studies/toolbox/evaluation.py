@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specs.errors import InfeasibleError, InputError
+from studies.progress import Tell, untold
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.correctness import (
     LOSSY_REFERENCE,
@@ -30,15 +31,6 @@ from studies.toolbox.runtime import Host, Observation
 from studies.toolbox.tools import TOOLBOX
 from studies.toolbox.verdicts import Outcome, Verdict
 from studies.toolbox.workload import Generation
-
-_VERDICTS = {
-    "out_of_memory": Verdict.OUT_OF_MEMORY,
-    "input": Verdict.FAILED,
-    "compile": Verdict.FAILED,
-    "raised": Verdict.FAILED,
-    "hung": Verdict.FAILED,
-    "died": Verdict.FAILED,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +73,10 @@ class Evaluator:
     log: Log
     lossy_budget: float | None = None
     metric: str = "auto"
+    tell: Tell = untold
     baseline: Baseline | None = None
     _series: dict[Bundle, Series] = field(default_factory=dict)
+    _probed: dict[Bundle, dict[str, Any]] = field(default_factory=dict)
     _found: dict[tuple[Bundle, str], Differences] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,8 +90,12 @@ class Evaluator:
             InputError: the model cannot be loaded or is no causal language model.
             InfeasibleError: it does not fit or does not run.
         """
+        self.tell("profiling the baseline")
         try:
             self.baseline = self._baseline()
+            seconds = self.baseline.seconds["wall_s"]
+            self.tell(f"  {self.work.useful_tokens / seconds:,.1f} tokens/s")
+            self.tell("computing the float32 reference of all checks")
             self._keep_reference(self.baseline.host)
         except WorkerError as error:
             if error.kind == "input":
@@ -113,28 +111,39 @@ class Evaluator:
 
     def evaluate(self, bundle: Bundle, base: Bundle = BASELINE) -> Outcome:
         """The verdict on a bundle against a base."""
+        self.tell(f"measuring {bundle}" + (f" over {base}" if len(base) else ""))
         started = time.perf_counter()
         details: dict[str, Any] = {}
         try:
             outcome = self._judged(bundle, base, details)
         except WorkerError as error:
+            memory = error.kind == "out_of_memory"
             outcome = Outcome(
                 bundle=bundle,
                 base=base,
-                verdict=_VERDICTS[error.kind],
+                verdict=Verdict.OUT_OF_MEMORY if memory else Verdict.FAILED,
                 sentence=str(error),
                 details=details | {"failure": error.kind},
             )
         outcome = replace(outcome, cost_s=time.perf_counter() - started)
         self.log("outcome", outcome.as_json())
+        self.tell(f"  {outcome.verdict.value} after {outcome.cost_s:,.0f} s: {outcome.sentence}")
         return outcome
 
     def _judged(self, bundle: Bundle, base: Bundle, details: dict[str, Any]) -> Outcome:
         """Proof, correctness, speed; ``details`` fills up on the way."""
-        idle = self._probe(bundle, details)
-        if details.get("idle"):
+        self._probe(bundle, details)
+        if details["idle"]:
             return Outcome(
-                bundle=bundle, base=base, verdict=Verdict.NO_EFFECT, sentence=idle, details=details
+                bundle=bundle,
+                base=base,
+                verdict=Verdict.NO_EFFECT,
+                sentence=" ".join(
+                    f"{tool}={bundle.get(tool)} changed nothing: "
+                    f"{details['proofs'][tool]['sentence']}."
+                    for tool in details["idle"]
+                ),
+                details=details,
             )
         gate = self._gate(bundle)
         details["correctness"] = asdict(gate)
@@ -155,30 +164,27 @@ class Evaluator:
         measured = self._series[base].compare(bundle)
         return self._timed(bundle, base, gate, measured, details)
 
-    def _probe(self, bundle: Bundle, details: dict[str, Any]) -> str:
-        """Runs the bundle once outside any timing; says which tools changed nothing.
+    def _probe(self, bundle: Bundle, details: dict[str, Any]) -> None:
+        """Runs the bundle once outside any timing: which tools changed nothing, what differs.
 
-        Known from an earlier evaluation, a probe is not repeated.
+        A probe is not repeated: a bundle changes what it changes, against whatever base.
         """
-        key = (bundle, self.launch.dtype)
-        if key in self._found:
-            return ""
+        if bundle in self._probed:
+            details |= self._probed[bundle]
+            return
         with Worker(self.launch, bundle) as worker:
-            warm_up = worker.ask("warm_up")
+            details["warm_up"] = worker.ask("warm_up")
             seen = Observation.from_json(worker.ask("observe"))
-            details["warm_up"] = warm_up
             details["observation"] = seen.as_json()
-            details["proofs"], details["idle"] = {}, []
-            idle = []
-            for tool, setting in bundle:
-                proof = TOOLBOX[tool].proof(setting, self._known().observation, seen)
-                details["proofs"][tool] = asdict(proof)
-                if not proof.changed:
-                    details["idle"].append(tool)
-                    idle.append(f"{tool}={setting} changed nothing: {proof.sentence}.")
-            if not idle:
-                self._found[key] = self._differences(worker)
-        return " ".join(idle)
+            proofs = {
+                tool: TOOLBOX[tool].proof(setting, self._known().observation, seen)
+                for tool, setting in bundle
+            }
+            details["proofs"] = {tool: asdict(proof) for tool, proof in proofs.items()}
+            details["idle"] = [tool for tool, proof in proofs.items() if not proof.changed]
+            if not details["idle"]:
+                self._found[bundle, self.launch.dtype] = self._differences(worker)
+        self._probed[bundle] = dict(details)
 
     def _gate(self, bundle: Bundle) -> Gate:
         """Both tiers of correctness."""
@@ -259,7 +265,7 @@ class Evaluator:
         if measured.recompiled:
             verdict = Verdict.FAILED
             sentence = f"{measured.recompiled} graphs were compiled while it was timed."
-        elif limit and speed > GUARD * useful / limit.run_s and self._known().peaks.guaranteed:
+        elif self._known().peaks.guaranteed and speed > GUARD * useful / limit.run_s:
             verdict = Verdict.FAILED
             sentence = (
                 f"{speed:,.0f} tokens/s is beyond what the hardware allows: not measured right."
@@ -282,18 +288,15 @@ class Evaluator:
         self, bundle: Bundle, details: Mapping[str, Any], speed: float, base_speed: float
     ) -> dict[str, float | None]:
         """Seconds of compiling or tuning, and tokens after which they are won back."""
-        seconds = details.get("warm_up", {}).get("compile_s")
-        if seconds is None or not any(TOOLBOX[tool].prepares for tool, _ in bundle):
+        if not any(TOOLBOX[tool].prepares for tool, _ in bundle):
             return {}
+        seconds = details["warm_up"]["compile_s"]
         saved = 1 / base_speed - 1 / speed
         return {"compile_s": seconds, "break_even_tokens": seconds / saved if saved > 0 else None}
 
-    def _limit(self, details: Mapping[str, Any]) -> Bound | None:
+    def _limit(self, details: Mapping[str, Any]) -> Bound:
         """The roofline bound of the weights as this bundle holds them."""
-        seen = details.get("observation")
-        if seen is None:
-            return None
-        known = self._known()
+        seen, known = details["observation"], self._known()
         sizes = seen["parameter_bytes"]
         dtype = max(
             (name for name in sizes if name in ("float32", "bfloat16", "float16")), key=sizes.get

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from specs.errors import InputError
+from studies.progress import Tell
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.decision import Floats, contrasts
 from studies.toolbox.measurement import ARMS
@@ -96,6 +97,7 @@ def measure_factorial(
     pairs: int,
     path: Path,
     advance: Callable[[int], None],
+    tell: Tell,
 ) -> None:
     """Measures what the file does not hold yet and appends it, one line a bundle and block."""
     held = _held(path)
@@ -110,6 +112,7 @@ def measure_factorial(
             for worker in (base, control):
                 worker.ask("warm_up")
             for index in generator.permutation(len(left)):
+                tell(f"block {block + 1} of {blocks}: {left[index]}")
                 row = _cell(launch, left[index], base, control, pairs, generator)
                 _append(path, row | {"block": block})
                 advance(1)

@@ -8,8 +8,11 @@ was not timed; failures are failed trials. Illegal proposals are notes on the st
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from studies.boards import Board, artifact_folder
 from studies.ledger import describe_study, open_study
 from studies.storage import StorageAddress
 from studies.toolbox.bundle import OFF, Bundle
@@ -19,6 +22,7 @@ from studies.toolbox.verdicts import Outcome, Verdict
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 METRIC = "tokens_per_s"
 
@@ -40,6 +44,7 @@ class BundleLedger:
         self._study = study
         self.name = study.study_name
         self.storage = address.shown
+        self._file = address.path
         self.note = note
 
     @classmethod
@@ -52,12 +57,17 @@ class BundleLedger:
         study, note = open_study(address, name, inputs, METRIC)
         return cls(study, address, note)
 
+    def trials(self) -> list[FrozenTrial]:
+        """The trials, in the order in which they were evaluated."""
+        return self._study.get_trials(deepcopy=False)
+
+    def board(self, out: Path) -> Board:
+        """What optuna-dashboard shows beside the trials; ``out`` as in ``artifact_folder``."""
+        return Board(self._study, artifact_folder(self._file, out))
+
     def outcomes(self) -> dict[Bundle, Outcome]:
         """What is known already, in the order in which it was found out."""
-        found = [
-            Outcome.from_json(trial.user_attrs["outcome"])
-            for trial in self._study.get_trials(deepcopy=False)
-        ]
+        found = [Outcome.from_json(trial.user_attrs["outcome"]) for trial in self.trials()]
         return {outcome.bundle: outcome for outcome in found}
 
     def record(self, outcome: Outcome, planner: str, reason: str) -> None:
@@ -76,21 +86,22 @@ class BundleLedger:
         states = {Verdict.FAILED: TrialState.FAIL, Verdict.NO_EFFECT: TrialState.PRUNED}
         state = states.get(verdict, TrialState.COMPLETE)
         complete = state is TrialState.COMPLETE
-        self._study.add_trial(
-            create_trial(
-                state=state,
-                value=(outcome.tokens_per_s or 0.0) if complete else None,
-                params={tool: outcome.bundle.get(tool) for tool in TOOLBOX},
-                distributions=distributions(),
-                user_attrs=attributes,
-                constraints={
-                    "correctness": outcome.correctness,
-                    "out_of_memory": float(verdict is Verdict.OUT_OF_MEMORY),
-                }
-                if complete
-                else None,
-            )
+        trial = create_trial(
+            state=state,
+            value=(outcome.tokens_per_s or 0.0) if complete else None,
+            params={tool: outcome.bundle.get(tool) for tool in TOOLBOX},
+            distributions=distributions(),
+            user_attrs=attributes,
+            constraints={
+                "correctness": outcome.correctness,
+                "out_of_memory": float(verdict is Verdict.OUT_OF_MEMORY),
+            }
+            if complete
+            else None,
         )
+        assert trial.datetime_complete is not None
+        trial.datetime_start = trial.datetime_complete - timedelta(seconds=outcome.cost_s)
+        self._study.add_trial(trial)
 
     def held(self, name: str) -> Any:
         """An attribute of the study; None where it has none of that name."""

@@ -26,9 +26,8 @@ COLOURS = {
 def write_report(path: Path, result: ToolboxResult) -> Path:
     """Writes the report; it needs no network to be read."""
     figures = [profile_figure(result.baseline.profile)]
-    timed = [outcome for outcome in result.outcomes if outcome.verdict.timed]
-    if timed:
-        figures.insert(0, interval_figure(timed, result.request.threshold))
+    if result.timed:
+        figures.insert(0, interval_figure(result.timed, result.request.threshold))
     parts = [
         figure.to_html(full_html=False, include_plotlyjs=index == 0)
         for index, figure in enumerate(figures)
@@ -40,12 +39,11 @@ def write_report(path: Path, result: ToolboxResult) -> Path:
         tables.append(_table("Each tool left out", final.leave_one_out))
     says = "".join(f"<li>{html.escape(line)}</li>" for line in result.bottlenecks)
     head = html.escape(f"{result.request.source}: {result.request.work} on {result.request.device}")
-    kept = html.escape(str(result.kept))
     text = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>foretune toolbox</title>"
         "<style>body{font:15px system-ui;margin:2em auto;max-width:1000px}td,th{padding:3px 9px;"
         "text-align:left;border-bottom:1px solid #d0d7de}</style></head><body>"
-        f"<h1>{head}</h1><p>kept: <b>{kept}</b></p><ul>{says}</ul>"
+        f"<h1>{head}</h1><p><b>{html.escape(result.answer)}</b></p><ul>{says}</ul>"
         f"{''.join(parts)}{''.join(tables)}</body></html>"
     )
     return write_atomically(path, text)
@@ -64,7 +62,7 @@ def interval_figure(outcomes: Sequence[Outcome], threshold: float) -> Figure:
         ratios = [outcome.ratio or 1.0 for outcome in chosen]
         figure.add_scatter(
             x=ratios,
-            y=[str(outcome.bundle) for outcome in chosen],
+            y=[_label(outcome) for outcome in chosen],
             mode="markers",
             name=verdict.value,
             marker={"color": colour, "size": 9},
@@ -76,14 +74,20 @@ def interval_figure(outcomes: Sequence[Outcome], threshold: float) -> Figure:
             },
         )
     figure.add_vline(x=1 + threshold, line_dash="dot", annotation_text="worth keeping")
-    figure.update_yaxes(categoryorder="array", categoryarray=[str(o.bundle) for o in ordered])
+    labels = [_label(outcome) for outcome in ordered]
+    figure.update_yaxes(categoryorder="array", categoryarray=labels, tickfont={"size": 10})
     figure.update_layout(
         title="Speed against the baseline, with intervals",
         xaxis_title="times as fast",
-        height=200 + 32 * len(ordered),
+        height=200 + 16 * sum(len(outcome.bundle) + 1 for outcome in ordered),
         margin={"l": 20},
     )
     return figure
+
+
+def _label(outcome: Outcome) -> str:
+    """A bundle, one tool a line."""
+    return str(outcome.bundle).replace(" + ", "<br>")
 
 
 def profile_figure(profile: dict[str, Any]) -> Figure:
@@ -98,7 +102,7 @@ def profile_figure(profile: dict[str, Any]) -> Figure:
     figure.update_layout(
         title="Where the time of the baseline goes",
         barmode="stack",
-        xaxis_tickformat=".0%",
+        xaxis={"tickformat": ".0%", "range": [0, 1]},
         height=300,
     )
     return figure

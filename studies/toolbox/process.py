@@ -43,6 +43,11 @@ class Launch:
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def compiled(self) -> Path:
+        """Where torch.compile keeps the code of this study."""
+        return self.folder / "compiled"
+
 
 class Worker:
     """One process with one model and one bundle."""
@@ -142,6 +147,8 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
+        # Compiled code of a study is its own: what compiling takes is measured once, from nothing.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.launch.compiled.resolve())
         environment |= self.launch.environment
         for tool, setting in self.bundle:
             environment |= TOOLBOX[tool].environment(setting)

@@ -15,11 +15,12 @@ import numpy as np
 
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.decision import Floats, Rule, contrasts, judge
+from studies.toolbox.experts import EXPERTS, simulated_expert
 from studies.toolbox.factorial import Cell, Table
 from studies.toolbox.noise import ROCKET_KEEPS_AT, ROCKET_RUNS
 from studies.toolbox.planners import make_planner
 from studies.toolbox.planners.fixed_order import ORDER
-from studies.toolbox.search import Progress, Suggestion, finish, spend
+from studies.toolbox.search import Planner, Progress, Suggestion, finish, spend
 from studies.toolbox.verdicts import Outcome, Verdict
 
 Noise = Mapping[str, Sequence[Floats]]
@@ -172,7 +173,11 @@ def replay(
             marks.append((machine.cost_s, outcome.bundle))
         return outcome
 
-    spend(make_planner(planner, seed, rule.threshold), progress, evaluate, trials)
+    if planner in EXPERTS:
+        chooses: Planner = simulated_expert(known, EXPERTS[planner], seed)
+    else:
+        chooses = make_planner(planner, seed, rule.threshold)
+    spend(chooses, progress, evaluate, trials)
     searched = progress.contender.bundle if progress.contender else BASELINE
     stack = BASELINE
     if progress.contender:

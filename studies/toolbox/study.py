@@ -14,7 +14,7 @@ from specs.errors import InputError
 from studies.files import checked_folder, to_json, write_atomically
 from studies.llm import LlmOptions
 from studies.progress import Progress as Watch
-from studies.progress import silent
+from studies.progress import Tell, silent, untold
 from studies.storage import storage_address
 from studies.toolbox.artifact import run_program, write_artifact
 from studies.toolbox.bundle import BASELINE, Bundle
@@ -68,6 +68,22 @@ class ToolboxResult:
         """The proven stack; empty where nothing is proven."""
         return self.final.stack if self.final and self.final.proven else BASELINE
 
+    @property
+    def answer(self) -> str:
+        """What is kept and what it brings, in one line."""
+        proven = self.final.proven if self.final else None
+        if proven is None:
+            return "kept: nothing; no bundle is proven faster and correct"
+        return (
+            f"kept: {proven.bundle}: {proven.ratio:.3f} times as fast, at least "
+            f"{proven.lower:.3f} with {self.request.confidence:.0%} confidence"
+        )
+
+    @property
+    def timed(self) -> list[Outcome]:
+        """Outcomes of the search with a speed."""
+        return [outcome for outcome in self.outcomes if outcome.verdict.timed]
+
     def as_json(self) -> dict[str, Any]:
         """The result as one JSON document."""
         proven = self.final.proven if self.final else None
@@ -102,8 +118,11 @@ def run_toolbox(
     storage: str | None = None,
     watch: Watch = silent,
     llm: LlmOptions | None = None,
+    tell: Tell = untold,
 ) -> ToolboxResult:
     """Runs the study until its trials are spent, or resumes it; ``llm`` is for its planner.
+
+    ``watch`` and ``tell`` follow it: bundles that are done, and a line for whatever is begun.
 
     Raises:
         InputError: the model or an option cannot be used, or torch is not installed.
@@ -118,14 +137,14 @@ def run_toolbox(
         folder = out / ledger.name
         log = ResearchLog(folder / "research_log.jsonl")
         log("start", {"request": request.model_dump(mode="json"), "environment": environment()})
-        evaluator = Evaluator(
-            launch_of(request, folder), request.rule, log, request.lossy_budget, request.metric
-        )
+        launch, rule = launch_of(request, folder), request.rule
+        evaluator = Evaluator(launch, rule, log, request.lossy_budget, request.metric, tell)
         try:
             return _study(request, ledger, evaluator, folder, watch, llm)
         finally:
             evaluator.close()
-            shutil.rmtree(folder / "reference", ignore_errors=True)
+            for scratch in (folder / "reference", launch.compiled):
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _study(
@@ -142,8 +161,8 @@ def _study(
     on_gpu = request.device == "cuda"
     found = bottlenecks(baseline.profile, baseline.seconds, baseline.bound, on_gpu)
     space = ToolSpace(request.axes, baseline.host, request.work, request.lossy_budget)
-    notes = [*_notes(request, space), *([ledger.note] if ledger.note else [])]
-    ledger.describe({"notes": notes, "bottlenecks": found, "refused": space.refused})
+    notes = _notes(request, space)
+    ledger.describe({"bottlenecks": found, "refused": space.refused})
     progress = Progress(space.bundles, ledger.outcomes())
     if done:
         final = done[1]
@@ -210,9 +229,9 @@ def _search(
     with watch("bundles", request.trials) as advance:
         advance(min(len(progress.outcomes), request.trials))
 
-        def evaluate(suggestion: Suggestion) -> Outcome:
+        def evaluate(suggestion: Suggestion, who: str = "") -> Outcome:
             outcome = evaluator.evaluate(suggestion.bundle)
-            ledger.record(outcome, planner.name, suggestion.reason)
+            ledger.record(outcome, who or planner.name, suggestion.reason)
             advance(1)
             return outcome
 
@@ -222,7 +241,7 @@ def _search(
                 notes.append(f"{bundle} is not measured beside: {'; '.join(reasons)}.")
             elif bundle not in progress.outcomes:
                 suggestion = Suggestion(bundle, "asked for beside the search")
-                progress.outcomes[bundle] = evaluate(suggestion)
+                progress.outcomes[bundle] = evaluate(suggestion, "the study")
         spend(planner, progress, evaluate, request.trials)
     if len(progress.outcomes) < request.trials:
         ledger.describe({"exhausted": request.planner})
@@ -239,6 +258,7 @@ def _final(
     """The best bundle measured again as a whole and tool by tool."""
     if progress.contender is None:
         return None
+    evaluator.tell("measuring the best stack again, as a whole and without each tool")
     return finish(
         progress.contender.bundle,
         evaluator.evaluate,
@@ -260,6 +280,7 @@ def _result(
 ) -> ToolboxResult:
     """Writes files and gathers the result."""
     from studies.toolbox.plots import write_report
+    from studies.toolbox.showcase import show_study
 
     files: list[Path] = [folder / "research_log.jsonl"]
     said: dict[str, str] = {}
@@ -268,7 +289,13 @@ def _result(
             folder, request.source, request.dtype, request.work, request.device, final.stack
         )
         files += programs
-        said = {path.name: run_program(path, ARTIFACT_TOKENS) for path in programs[:2]}
+        stack = final.stack.as_json()
+        ran = ledger.held("programs") or {}
+        if ran.get("stack") != stack:
+            said = {path.name: run_program(path, ARTIFACT_TOKENS) for path in programs[:2]}
+            ran = {"stack": stack, "said": said}
+            ledger.describe({"programs": ran})
+        said = ran["said"]
     result = ToolboxResult(
         request=request,
         name=ledger.name,
@@ -281,12 +308,13 @@ def _result(
         final=final,
         files=(*files, folder / "report.html", folder / "result.json"),
         programs_said=said,
-        notes=tuple(notes),
+        notes=(*notes, *([ledger.note] if ledger.note else [])),
     )
     write_report(folder / "report.html", result)
     content = result.as_json()
     write_atomically(folder / "result.json", to_json(content))
-    ledger.describe({"kept": result.kept.as_json(), "gain": content["gain"]})
+    ledger.describe({"kept": result.kept.as_json(), "gain": content["gain"], "notes": notes})
+    show_study(ledger.board(folder.parent), result, notes, ledger.trials())
     return result
 
 

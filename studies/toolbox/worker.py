@@ -21,7 +21,13 @@ from typing import Any, TextIO
 
 from specs.errors import InputError
 from studies.toolbox.bundle import Bundle
-from studies.toolbox.models import ModelSource, check_causal, first_line, load_model
+from studies.toolbox.models import (
+    ModelSource,
+    check_causal,
+    first_line,
+    is_out_of_memory,
+    load_model,
+)
 from studies.toolbox.runtime import (
     Host,
     Runtime,
@@ -250,9 +256,7 @@ def failure(error: BaseException) -> dict[str, str]:
     text = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, InputError):
         return {"kind": "input", "text": str(error)}
-    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
-        return {"kind": "out_of_memory", "text": text}
-    if "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
+    if is_out_of_memory(error):
         return {"kind": "out_of_memory", "text": text}
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return {"kind": "compile", "text": text}
