@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.files import input_file
+from specs.formats.yaml_files import is_file
 from specs.model import Model
 from studies.job import Job
 from studies.real_runs import COUNTERS, Outcome
@@ -70,7 +71,7 @@ def read_result(
     if number is not None and number != found.run:
         raise InputError(f"{path} is of run {found.run}, not of run {number}.")
     log = path.parent / Path(found.log).name if found.log else None
-    if log is not None and log.is_file():
+    if log is not None and is_file(log):
         try:
             return found.run, log_outcome(job, log, configs.get(found.run))
         except OtherRun:

@@ -12,7 +12,7 @@ from typing import Any
 from specs.formats.megatron.model import build_model, moe_pattern
 from specs.formats.megatron.values import Values
 from specs.formats.yaml_files import read_json
-from specs.model import Mla, Model, unsupported
+from specs.model import MOST_LAYERS, Mla, Model, unsupported
 
 Fields = dict[str, Any]
 
@@ -54,6 +54,14 @@ def _name(path: Path) -> str:
     return path.resolve().parent.name if path.stem == "config" else path.stem
 
 
+def _layers(values: Values) -> int:
+    """The number of layers, which readers spell out."""
+    layers = values.required("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise values.fail(f"num_hidden_layers {layers} is more than {MOST_LAYERS:,}.")
+    return layers
+
+
 def _common(values: Values) -> Fields:
     """Sizes that every decoder has."""
     hidden, heads = values.required("hidden_size"), values.required("num_attention_heads")
@@ -61,7 +69,7 @@ def _common(values: Values) -> Fields:
     if head_dim is None and hidden % heads:
         raise values.fail(f"hidden_size {hidden} does not divide by {heads} heads; add head_dim.")
     return {
-        "num_layers": values.required("num_hidden_layers"),
+        "num_layers": _layers(values),
         "hidden_size": hidden,
         "ffn_hidden_size": values.required("intermediate_size"),
         "num_attention_heads": heads,
@@ -96,7 +104,7 @@ def _mistral(values: Values) -> Fields:
 
 def _full_window(values: Values, window: int | None) -> Fields:
     """A sliding window on all layers, none where it is null."""
-    layers = values.required("num_hidden_layers")
+    layers = _layers(values)
     return {"sliding_window": window or 0, "window_layers": layers if window else 0}
 
 
@@ -120,7 +128,7 @@ def _qwen_window(values: Values) -> Fields:
     """Qwen: a window on the layers from max_window_layers on, if it is switched on."""
     if not values.flag("use_sliding_window"):
         return {}
-    layers = values.required("num_hidden_layers")
+    layers = _layers(values)
     window = values.integer("sliding_window", 1) or 4096
     full = values.integer("max_window_layers")
     return {
@@ -131,7 +139,7 @@ def _qwen_window(values: Values) -> Fields:
 
 def _sparse_pattern(values: Values) -> Fields:
     """Qwen MoE: every decoder_sparse_step-th layer has experts, except mlp_only_layers."""
-    layers = values.required("num_hidden_layers")
+    layers = _layers(values)
     step = values.integer("decoder_sparse_step", 1) or 1
     dense = set(values.integers("mlp_only_layers"))
     return moe_pattern(tuple((i + 1) % step == 0 and i not in dense for i in range(layers)))
@@ -168,7 +176,7 @@ def _deepseek(values: Values) -> Fields:
 
     The correction bias of the router is a buffer and is not counted.
     """
-    layers, heads = values.required("num_hidden_layers"), values.required("num_attention_heads")
+    layers, heads = _layers(values), values.required("num_attention_heads")
     nope = values.required("qk_nope_head_dim")
     fields: Fields = {
         "num_query_groups": heads,
@@ -203,7 +211,7 @@ def _deepseek(values: Values) -> Fields:
 
 def _gpt_oss(values: Values) -> Fields:
     """GPT-OSS: biases in attention, router and experts, sinks, a window on alternate layers."""
-    layers = values.required("num_hidden_layers")
+    layers = _layers(values)
     kinds = values.words("layer_types")
     windows = (layers + 1) // 2 if kinds is None else list(kinds).count("sliding_attention")
     window = values.integer("sliding_window") or 0

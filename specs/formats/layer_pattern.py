@@ -18,8 +18,11 @@ def layer_flags(pattern: Any, num_layers: int, key: str) -> tuple[bool, ...]:
     a text such as ``([0]*1+[1]*26)`` gives each layer's flag.
 
     Raises:
-        InputError: the pattern is malformed or has another length than ``num_layers``.
+        InputError: the pattern is malformed or has another length than ``num_layers``, or there
+            are too many layers to spell out.
     """
+    if num_layers > MAX_LAYERS:
+        raise InputError(f"{key} is for {num_layers} layers; there are at most {MAX_LAYERS:,}.")
     if isinstance(pattern, str):
         pattern = _Parser(pattern, key).parse()
     if isinstance(pattern, bool) or not isinstance(pattern, int | list | tuple):

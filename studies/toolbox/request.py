@@ -25,7 +25,7 @@ SHIPPED_PREFIX = "toolbox_"
 class Request(BaseModel):
     """A toolbox study. Fields are those of its YAML; times in seconds, ratios as fractions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = ""
     model: str

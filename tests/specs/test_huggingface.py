@@ -306,6 +306,22 @@ def test_bad_configs_are_one_sentence(change: dict[str, Any], word: str) -> None
         model_of({**LLAMA_70B, **change}, "config.json", "x")
 
 
+@pytest.mark.parametrize("layers", [10_001, 2**31, "2147483648"])
+def test_layers_beyond_any_model_are_not_spelled_out(layers: object) -> None:
+    experts = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 64,
+        "model_type": "deepseek_v3",
+    }
+    with pytest.raises(InputError, match="is more than 10,000"):
+        model_of({**LLAMA_70B, **experts, "num_hidden_layers": layers}, "config.json", "x")
+
+
 def test_name_comes_from_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "My-Llama"
     folder.mkdir()

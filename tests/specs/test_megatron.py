@@ -23,6 +23,7 @@ from specs.choices import (
 )
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.formats.layer_pattern import layer_flags
 from specs.formats.megatron import arguments, environment, megatron_arguments, read_arguments
 from specs.formats.megatron.axes import read_config
 from specs.formats.megatron.model import read_model, write_model
@@ -302,3 +303,15 @@ def test_environment_of_a_launch() -> None:
 def test_bad_command_lines(text: str) -> None:
     with pytest.raises(InputError):
         read_arguments(text)
+
+
+@pytest.mark.parametrize("frequency", [None, 2])
+def test_layers_beyond_any_model_are_not_spelled_out(frequency: int | None) -> None:
+    sizes = {**SIZES, "num_layers": 2**31, "num_experts": 8, "moe_router_topk": 2}
+    values = sizes if frequency is None else {**sizes, "moe_layer_freq": frequency}
+    with pytest.raises(InputError, match="more than 10,000"):
+        read_model(Values(values, "x"), "moe")
+    with pytest.raises(InputError, match="more than 10,000"):
+        read_model(Values({"num_layers": 2**31}, "x"), "moe", catalog.model("mixtral-8x7b"))
+    with pytest.raises(InputError, match="at most 4,096"):
+        layer_flags(1, 2**31, "moe_layer_freq")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from specs.errors import InputError
 from specs.formats.layer_pattern import layer_flags
 from specs.formats.megatron.values import Values
-from specs.model import Mla, Model, unsupported
+from specs.model import MOST_LAYERS, Mla, Model, unsupported
 
 # Arguments whose mere presence means an architecture that is not projected.
 _UNSUPPORTED = {
@@ -306,6 +306,8 @@ def _window(values: Values, num_layers: int, base: Model | None) -> dict[str, An
 def _experts(values: Values, fields: dict[str, Any], base: Model | None) -> dict[str, Any]:
     """Experts, their routing and which layers have them."""
     layers = fields["num_layers"]
+    if layers > MOST_LAYERS:
+        raise values.fail(f"num_layers {layers} is more than {MOST_LAYERS:,}.")
     num_experts = _or_base(values.integer("num_experts"), base, "num_experts")
     if not num_experts:
         return {}
