@@ -38,6 +38,7 @@ from specs.run_words import (
     WITHOUT_MTP,
     Words,
     default_dispatcher,
+    default_imbalance,
     default_overlap,
     fuses_loss,
     read_words,
@@ -119,13 +120,14 @@ def read_row(
         defaults["framework"] += 1
     sizes = _sizes(row, defaults)
     cluster = _cluster(row, gpu, sizes["num_gpus"], words, defaults)
+    kind = TrainingKind.parse(row["kind"]) if row.get("kind") else words.kind
     workload = Workload(
         model=_variant(model, stack, words),
         seq_len=_whole(row, "seq_len"),
         global_batch_size=sizes["gbs"],
-        kind=TrainingKind.parse(row["kind"]) if row.get("kind") else words.kind,
+        kind=kind,
         lora_rank=_whole(row, "lora_rank", words.lora_rank, smallest=0),
-        routing_imbalance=words.routing_imbalance,
+        routing_imbalance=words.routing_imbalance or default_imbalance(model, stack, kind),
         capacity_factor=_number(row, "capacity_factor", words.capacity_factor),
         target_tokens=None,
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specs.choices import MoeDispatcher, Overlap, Precision, Sharding, TrainingKind
 from specs.gpu import Gpu
+from specs.model import Model
 from specs.stack import Framework, Stack
 
 FLASH_ATTENTION_YEAR = 2023
@@ -35,6 +36,9 @@ FUSED_LOSS_BY_DEFAULT = ("llm-foundry",)
 
 COMPILED_BY_XLA = (Framework.MAXTEXT,)
 """Always compiled: its constants hold for that."""
+LOSS_NOT_COMPILED = ((0, 202409), (202412, 202503))
+"""Months, from and before, in which torchtitan compiled layers but not the loss: before it began to
+(#533, August 2024, still proposes it), and from #755 to #1033 (pytorch/torchtitan)."""
 UNPADDED_VOCABULARY = (*SHARDED_MASTER_WEIGHTS, Framework.DEEPSPEED)
 WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
 FULL_RECOMPUTE_BY_DEFAULT = (Framework.MAXTEXT, Framework.HUGGING_FACE)
@@ -74,6 +78,7 @@ _NO_FLASH = re.compile(
 _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
 _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
 _EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
+_BALANCED_ROUTING = re.compile(r"forced? (?:load[- ])?balanc|balanced routing", re.IGNORECASE)
 _NATURAL_ROUTING = re.compile(
     r"force_load_balancing=false|natural routing|routing skew|real (?:C4 )?data", re.IGNORECASE
 )
@@ -100,6 +105,7 @@ _COMPILED = re.compile(
     r"|graph[- ](?:trainer|pass)|inductor|SimpleFSDP",
     re.IGNORECASE,
 )
+_GRAPH_OF_MODEL = re.compile(r"graph[- ](?:trainer|pass)", re.IGNORECASE)
 _OFFLOADED_OPTIMIZER = re.compile(
     r"optimizer (?:states? )?(?:fully )?offload(?:ed)? to CPU", re.IGNORECASE
 )
@@ -144,7 +150,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         without_mtp=_NO_MTP.search(text) is not None,
         cross_entropy_fusion=_FUSED_LOSS.search(notes) is not None,
         node_bytes_per_s=float(network[1]) * 1e9 / 8 if network else 0.0,
-        routing_imbalance=NATURAL_IMBALANCE if _NATURAL_ROUTING.search(notes) else 1.0,
+        routing_imbalance=_routing_imbalance(notes),
     )
 
 
@@ -157,6 +163,7 @@ def stack_of(
     """
     family = Framework.parse(framework or "Megatron-LM")
     weight_bytes, gradient_bytes, optimizer_bytes = _state_bytes(family, precision, notes)
+    compiled = _is_compiled(family, precision, notes)
     return Stack(
         framework=family,
         framework_name=framework or "Megatron-LM",
@@ -168,7 +175,8 @@ def stack_of(
         expandable_segments=_EXPANDABLE.search(notes) is not None,
         cuda_graphs=_GRAPHS.search(notes) is not None,
         full_iteration_graphs=_WHOLE_GRAPHS.search(notes) is not None,
-        compiled=family not in COMPILED_BY_XLA and _COMPILED.search(notes) is not None,
+        compiled=compiled,
+        compiled_loss=compiled and _compiles_loss(family, source_date, notes),
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,
@@ -177,6 +185,23 @@ def stack_of(
         vocabulary_barriers=_vocabulary_barriers(notes),
         untied_tp_mapping=False,
     )
+
+
+def _is_compiled(family: Framework, precision: Precision, notes: str) -> bool:
+    """Whether the layers run through torch.compile: as said, and in 8-bit torchtitan runs, whose
+    casts pay only where they are fused (torchtitan docs/float8.md)."""
+    in_8_bit = family is Framework.TORCHTITAN and precision >= Precision.FP8
+    return family not in COMPILED_BY_XLA and (in_8_bit or _COMPILED.search(notes) is not None)
+
+
+def _compiles_loss(family: Framework, source_date: str, notes: str) -> bool:
+    """Whether the loss of a run with compiled layers is compiled too, as torchtitan does; passes
+    over the graph of the model leave the loss out. A run without a date is taken as recent."""
+    if family is not Framework.TORCHTITAN or _GRAPH_OF_MODEL.search(notes):
+        return False
+    digits = source_date.replace("-", "")[:6]
+    month = int(digits) if len(digits) == 6 and digits.isdigit() else 999999
+    return not any(start <= month < end for start, end in LOSS_NOT_COMPILED)
 
 
 def _offloads_checkpoints(notes: str) -> bool:
@@ -240,6 +265,24 @@ def fuses_loss(framework: str, words: Words) -> bool:
     """Whether the cross-entropy is fused: as said, or by default of the framework."""
     by_default = any(name in framework.lower() for name in FUSED_LOSS_BY_DEFAULT)
     return words.cross_entropy_fusion or by_default
+
+
+def _routing_imbalance(notes: str) -> float:
+    """Busiest over mean expert-parallel rank as said; 0 where nothing is said."""
+    if _NATURAL_ROUTING.search(notes):
+        return NATURAL_IMBALANCE
+    return 1.0 if _BALANCED_ROUTING.search(notes) else 0.0
+
+
+def default_imbalance(model: Model, stack: Stack, kind: TrainingKind) -> float:
+    """Busiest over mean expert-parallel rank where the run does not say.
+
+    Benchmarks of pretraining force or reach balance; fine-tuning routes real data by a trained
+    router.
+    """
+    tuner = stack.framework is Framework.HUGGING_FACE or "swift" in stack.framework_name.lower()
+    tunes = tuner or kind is not TrainingKind.PRETRAIN
+    return NATURAL_IMBALANCE if model.is_moe and tunes else 1.0
 
 
 def default_dispatcher(stack: Stack, gpu: Gpu) -> MoeDispatcher:

@@ -89,7 +89,8 @@ class Stack(BaseModel):
     full_iteration_graphs: bool = Field(
         False, description="CUDA graphs hold the whole step, experts included"
     )
-    compiled: bool = Field(False, description="layers and loss run through torch.compile")
+    compiled: bool = Field(False, description="layers run through torch.compile")
+    compiled_loss: bool = Field(False, description="the loss runs through torch.compile")
     gradient_accumulation_fusion: bool = True
     grouped_gemm: bool = True
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")

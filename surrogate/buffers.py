@@ -45,6 +45,12 @@ def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
         constants.fused_logits_bytes[family],
         constants.logits_bytes[family],
     )
+    if np.any(cases.stack.compiled_loss):
+        per_entry = np.where(
+            cases.stack.compiled_loss,
+            np.minimum(constants.compiled_logits_bytes, per_entry),
+            per_entry,
+        )
     if IS_EAGER[family].any():
         apart = IS_EAGER[family] & (cases.config.tp > 1)
         per_entry = per_entry + np.where(apart, constants.loss_parallel_bytes, 0.0)

@@ -133,6 +133,7 @@ class StackColumns(Columns):
     weight_offload_fraction: Column
     runtime_gib: Column
     compiled: Column
+    compiled_loss: Column
     checkpoint_offload_fraction: Column
     vocab_divisible_by: Column
     vocabulary_barriers: Column

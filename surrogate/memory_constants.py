@@ -48,6 +48,7 @@ class MemoryConstants:
     norm_bytes: Column
     logits_bytes: Column
     fused_logits_bytes: Column
+    compiled_logits_bytes: Column
     loss_parallel_bytes: Column
     gathered_copies: Column
     backward_copies: Column

@@ -208,6 +208,39 @@ def test_words_say_what_is_kept_of_a_layer(
     assert found == (flash, compiled, offloaded)
 
 
+@pytest.mark.parametrize(
+    ("date", "precision", "notes", "layers", "loss"),
+    [
+        ("2024-06", "bf16", "torch.compile", True, False),
+        ("2024-11-25", "fp8", "float8 dynamic scaling", True, True),
+        ("2024-12", "bf16", "torch.compile", True, False),
+        ("2025-06", "bf16", "torch.compile", True, True),
+        ("", "bf16", "compiled", True, True),
+        ("2026-03", "bf16", "graph-pass selective AC", True, False),
+        ("2026-03", "bf16", "eager", False, False),
+    ],
+)
+def test_torchtitan_compiles_the_loss_in_some_of_its_times(
+    date: str, precision: str, notes: str, layers: bool, loss: bool
+) -> None:
+    row = {"framework": "TorchTitan", "source_date": date, "precision": precision, "notes": notes}
+    stack = read(row).stacks[0]
+    assert (stack.compiled, stack.compiled_loss) == (layers, loss)
+
+
+def test_fine_tuning_routes_real_data_unless_it_says_otherwise() -> None:
+    experts = {"model": "qwen3-30b-a3b", "ep": "8", "tp": "1", "dp": "16"}
+    table = read(
+        experts | {"notes": "LoRA r16"},
+        experts | {"notes": "LoRA r16; forced balanced routing"},
+        experts | {"framework": "Megatron-SWIFT"},
+        experts | {"framework": "Megatron-LM"},
+        {"notes": "LoRA r16"},
+    )
+    found = [w.routing_imbalance for w in table.workloads]
+    assert found == pytest.approx([NATURAL_IMBALANCE, 1.0, NATURAL_IMBALANCE, 1.0, 1.0])
+
+
 def test_recomputed_modules_are_read_from_a_list() -> None:
     notes = "recompute-modules=[layernorm mla_up_proj mlp moe_act]; mtp-num-layers=1"
     modules = RecomputeModules(

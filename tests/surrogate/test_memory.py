@@ -220,6 +220,23 @@ def test_compiled_layers_keep_less() -> None:
     assert compiled.device_gib[0] < plain.device_gib[0]
 
 
+def test_a_compiled_loss_keeps_the_logits_in_16_bit() -> None:
+    """Known answer: 2 bytes of logits and 2 of their gradient against what eager PyTorch keeps."""
+    eager, compiled = (
+        memory_by_stage(
+            study(
+                LLAMA_8B,
+                TrainingConfig(),
+                stack=Stack(framework=Framework.TORCHTITAN, compiled_loss=on),
+            ),
+            prior_constants(),
+        ).logits_gib[0, 0]
+        for on in (False, True)
+    )
+    entries = 4096 * LLAMA_8B.vocab_size
+    assert eager - compiled == pytest.approx((12 - 4) * entries / 2**30, rel=0.02)
+
+
 def test_attention_scores_count_twice_in_the_backward_pass() -> None:
     """Kept scores, and the gradients of softmax and scores of the layer that runs."""
     stored = memory_by_stage(study(LLAMA_8B, TrainingConfig(), stack=Stack(flash_attention=False)))
