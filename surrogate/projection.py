@@ -12,6 +12,7 @@ from specs.run_rows import model_flops_per_token
 from surrogate.cases import Cases, Column
 from surrogate.memory import fit_probability, memory_by_stage, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 from surrogate.step_time import LayerTable, StepTime, shared_layers, step_time
 from surrogate.time_constants import TimeConstants
 
@@ -147,7 +148,8 @@ def throughput(
         step = step_time(part, constants, layers=shared.take(rows) if shared else None)
         tokens = part.workload.seq_len * part.workload.global_batch_size
         factor = correction.factor(part, step)
-        speed[rows] = tokens / part.cluster.num_gpus / step.step_time_s * factor
+        projected = tokens / part.cluster.num_gpus / step.step_time_s * factor
+        speed[rows] = np.minimum(projected, fastest_tokens_per_s_per_gpu(part))
     return speed
 
 
@@ -174,12 +176,15 @@ def _chunk(
     learned = correction.corrected(cases, step)
     held = correction.peaks().memory(cases)
     tokens_per_step = cases.workload.seq_len * cases.workload.global_batch_size
-    speed = tokens_per_step / cases.cluster.num_gpus / step.step_time_s * learned.factor
+    tokens_per_gpu = tokens_per_step / cases.cluster.num_gpus
+    # Runs that contradict each other widen an interval at both ends; light is no faster for it.
+    fastest = fastest_tokens_per_s_per_gpu(cases)
+    speed = np.minimum(tokens_per_gpu / step.step_time_s * learned.factor, fastest)
     return Projections(
         tokens_per_s_per_gpu=speed,
         lo90=speed * learned.lo90,
-        hi90=speed * learned.hi90,
-        step_time_s=step.step_time_s / learned.factor,
+        hi90=np.minimum(speed * learned.hi90, fastest),
+        step_time_s=tokens_per_gpu / speed,
         device_gib=held.device_gib,
         reserved_gib=held.reserved_gib,
         allocated_gib=held.allocated_gib,
