@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from specs.errors import InputError
 from specs.files import input_file
 from specs.runs import RunTable
+from studies.job import Job
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory_calibration import MemoryFacts
@@ -22,6 +24,10 @@ Floats = NDArray[np.float64]
 
 DISAGREES_FROM = 2.0
 """A run disagrees with the others if its error is this many sd from what they say."""
+ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
+"""What a calibration file says of its origin; nothing is computed from it."""
+FIELDS = (*ABOUT, "schema_version", "projections", "bias", "bias_sd", "features", "constants",
+          "runs", "peaks")  # fmt: skip
 NOTEWORTHY = 0.005
 """Effects on throughput below this are not told."""
 
@@ -37,6 +43,39 @@ def calibrated_by(path: Path | None) -> Learned:
     return replace(shipped(), calibration=_current(path))
 
 
+def calibrated_job(job: Job, path: Path | None) -> Job:
+    """The job with the calibration of a file where one is given, and a note where it has no run of
+    the job's GPU, stack and model.
+
+    Raises:
+        InputError: the file is no calibration of this version.
+    """
+    if path is None:
+        return job
+    learned = calibrated_by(path)
+    note = _unused_by(learned.calibration, job)
+    return replace(job, learned=learned, notes=(*job.notes, *([note] if note else [])))
+
+
+def _unused_by(calibration: Calibration, job: Job) -> str:
+    """One sentence where a calibration has runs, but none of this job's key; else empty."""
+    names = (job.cluster.gpu.name, job.experiment.stack.framework_name,
+             job.experiment.workload.model.name)  # fmt: skip
+    keys = list(
+        dict.fromkeys(
+            zip(*(calibration.labels[name] for name in ("gpu", "framework", "model")), strict=True)
+        )
+    )
+    if not keys or names in keys:
+        return ""
+    known = ", ".join(" | ".join(key) for key in keys[:3])
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return (
+        f"the calibration has no run of {' | '.join(names)} and says little of this job: its runs "
+        f"are of {known}{more}."
+    )
+
+
 def _current(path: Path) -> Calibration:
     """The calibration of a file, of what this release projects.
 
@@ -44,7 +83,13 @@ def _current(path: Path) -> Calibration:
         InputError: the file is no calibration of this version.
     """
     calibration = read_calibration(path)
-    if len(calibration) and calibration.projections != shipped().projections:
+    unknown = sorted(set(calibration.about) - set(ABOUT))
+    if unknown:
+        near = get_close_matches(unknown[0], FIELDS, n=1)
+        meant = f"; is it {near[0]}?" if near else "; leave it out."
+        raise InputError(f"{path} has a field that calibrations do not have: {unknown[0]}{meant}")
+    known = len(calibration) or len(calibration.peaks)
+    if known and calibration.projections != shipped().projections:
         raise InputError(
             f"{path} corrects projections of another release; calibrate again from the runs."
         )

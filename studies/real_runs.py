@@ -85,7 +85,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AskedRun:
-    """A run of the study, asked or told; ``proposer`` is who wanted it."""
+    """A run of the study, asked or told; ``proposer`` is who wanted it.
+
+    ``counter`` is what ``peak_gib`` was read from.
+    """
 
     number: int
     config: TrainingConfig
@@ -95,6 +98,7 @@ class AskedRun:
     peak_gib: float | None
     expected: Mapping[str, Any]
     proposer: str = ASK
+    counter: str = "device"
 
     def as_json(self) -> dict[str, Any]:
         """The run as JSON."""
@@ -105,6 +109,7 @@ class AskedRun:
             "proposer": self.proposer,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "peak_gib": self.peak_gib,
+            "counter": self.counter,
             "expected": dict(self.expected),
             "config": self.config.as_labels(),
         }
@@ -318,9 +323,18 @@ class RealRuns:
         return run_table(self.job, known) if known else None
 
     def learned(self) -> Learned:
-        """What was learned from public runs, calibrated on the runs of this job."""
+        """What is believed of the job, calibrated on the throughputs of its runs.
+
+        Peaks are left to ``judged``, which learns from them config by config: they must not count
+        twice.
+        """
         table = self.table()
         return self.job.belief if table is None else self.job.belief.calibrated(table)
+
+    def taught(self) -> Learned:
+        """``learned`` with the peaks of its runs, for other studies to be projected with."""
+        table = self.table()
+        return self.learned() if table is None else self.learned().with_peaks(table)
 
 
 @dataclass(frozen=True)
@@ -371,7 +385,7 @@ def run_table(job: Job, runs: list[AskedRun]) -> RunTable:
         tokens_per_s_per_gpu=np.array([run.tokens_per_s_per_gpu for run in runs], dtype=float),
         throughput_from=same("tokens"),
         peak_memory_gib=np.array(peaks, dtype=float),
-        memory_counter=same("device"),
+        memory_counter=np.array([run.counter for run in runs], dtype=object),
         out_of_memory=np.zeros(count, dtype=bool),
         recompute_unknown=np.zeros(count, dtype=bool),
         batch_assumed=np.zeros(count, dtype=bool),
@@ -398,6 +412,7 @@ def asked_run(trial: FrozenTrial) -> AskedRun:
         peak_gib=attributes.get("peak_gib"),
         expected=attributes.get("expected", {}),
         proposer=str(attributes.get("proposer", ASK)),
+        counter=str(attributes.get("counter", "device")),
     )
 
 

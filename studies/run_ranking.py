@@ -124,8 +124,8 @@ def _ranked(beliefs: RunBeliefs, config: TrainingConfig, asked: list[AskedRun]) 
 
 
 def write_calibrated(runs: RealRuns, folder: Path) -> list[Path]:
-    """Writes the calibration and the runs; nothing where no throughput was told."""
-    learned = runs.learned()
+    """Writes the calibration (throughputs and peaks) and the runs; no calibration without runs."""
+    learned = runs.taught()
     path = folder / "runs.json"
     write_atomically(path, to_json([run.as_json() for run in runs.runs()]) + "\n")
     if not len(learned.calibration):
@@ -137,7 +137,7 @@ def write_calibrated(runs: RealRuns, folder: Path) -> list[Path]:
 
 def show_ranking(output: Output, runs: RealRuns, entries: list[Ranked]) -> None:
     """Prints the best configs, every run that was told, and the runs that are still out."""
-    from studies.wording import describe
+    from studies.wording import config_line
 
     told = [e for e in entries[SHOWN:] if e.run is not None and e.state != "running"]
     shown = [*entries[:SHOWN], *told]
@@ -158,7 +158,7 @@ def show_ranking(output: Output, runs: RealRuns, entries: list[Ranked]) -> None:
     header = ("", "run", "", "before", "now", "90%", "GiB", "fits before", "fits now")
     output.table("tokens/s/GPU and the probability to fit", header, rows)
     for number, entry in enumerate(shown, 1):
-        output.say(f"  {number}  {describe(entry.config)}")
+        output.say(config_line(f"  {number}  ", entry.config))
     out = [run.number for run in runs.runs() if run.state == "running"]
     if out:
         output.say(f"still out: run {', '.join(map(str, out))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from specs.config import TrainingConfig
@@ -10,6 +11,9 @@ from specs.layout import explicit_stages, is_explicit
 
 _ALWAYS = ("tp", "pp", "cp", "ep", "mbs")
 _LONGEST = 48
+WIDTH = 80
+"""Columns that a line about a config may take, on a terminal as in a file."""
+_DEEPEST = 8
 
 
 def describe(config: TrainingConfig) -> str:
@@ -17,6 +21,19 @@ def describe(config: TrainingConfig) -> str:
     labels, default = config.as_labels(), TrainingConfig().as_labels()
     shown = [name for name in labels if name in _ALWAYS or labels[name] != default[name]]
     return " ".join(f"{name}={short(labels[name])}" for name in shown)
+
+
+def config_line(lead: str, config: TrainingConfig, tail: str = "") -> str:
+    """``describe`` behind a lead, wrapped between axes so that it fits 80 columns."""
+    return wrapped(lead + describe(config) + tail, min(len(lead), _DEEPEST))
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """A sentence on lines of 80 columns, the later ones indented; no word is cut."""
+    deeper = " " * indent
+    return fill(
+        text, WIDTH, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def change_in_words(axes: Mapping[str, Sequence[Any]]) -> str:

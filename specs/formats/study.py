@@ -198,7 +198,7 @@ def _stack(study: StudyFile, below: Experiment | Model) -> Stack:
     if name is not None:
         changes |= {"framework": Framework.parse(name), "framework_name": name}
     if isinstance(below, Experiment):
-        return below.stack.model_copy(update=changes)
+        return Stack.model_validate(below.stack.model_dump() | changes)
     return Stack(**changes)
 
 

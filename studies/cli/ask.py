@@ -28,6 +28,7 @@ from studies.cli.llm_options import (
     LlmUrlOption,
     llm_options,
 )
+from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
     from studies.run_requests import Asked
@@ -66,6 +67,7 @@ def ask_command(
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
     settings: SetOption = None,
+    calibration: CalibrationOption = None,
     runs: RunsOption = 8,
     steps: StepsOption = 30,
     overhead: OverheadOption = "5m",
@@ -87,6 +89,7 @@ def ask_command(
 ) -> None:
     """Ask which configs to run for real: the baseline first, then what is worth most per time."""
     from search.space import Space
+    from studies.calibrating import calibrated_job
     from studies.files import checked_folder, name_from
     from studies.inputs import resolve
     from studies.llm import notes_on
@@ -101,6 +104,7 @@ def ask_command(
     wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
     model = llm_options(llm, llm_url, llm_budget_tokens, llm_cost, llm_deadline, hint, llm_program)
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = calibrated_job(job, calibration)
     name = name_from(job.experiment.name)
     checked_folder(out)
     address = storage_address(storage, out / "foretune.db")
@@ -146,7 +150,7 @@ def ask_command(
 
 def show_asked(output: Output, asked: Asked) -> None:
     """Prints the runs and where their files are."""
-    from studies.wording import describe
+    from studies.wording import config_line
 
     rows = [
         (
@@ -161,7 +165,7 @@ def show_asked(output: Output, asked: Asked) -> None:
     ]
     output.table("", ("run", "tokens/s/GPU", "90%", "P(fits)", "takes", "why"), rows)
     for request in asked.requests:
-        output.say(f"  {request.number}  {describe(request.config)}")
+        output.say(config_line(f"  {request.number}  ", request.config))
         output.say(f"     {request.files[0].parent}")
         for name, reason in request.refused.items():
             output.say(f"     no {name}: {reason}")

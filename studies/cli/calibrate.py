@@ -42,9 +42,12 @@ def calibrate_command(
 
     output, today = Output(as_json), date.today().isoformat()
     if runs is not None:
-        calibration, report = calibrate(read_table(runs, models), runs, today, known or ())
+        table = read_table(runs, models)
+        with output.progress(f"learning from {len(table):,} runs", None):
+            calibration, report = calibrate(table, runs, today, known or ())
     elif known:
-        calibration, report = merge(known, today)
+        with output.progress(f"learning from {len(known):,} calibrations", None):
+            calibration, report = merge(known, today)
     else:
         raise InputError("there is nothing to learn from: give --runs, --merge or both.")
     write_calibration(out, calibration)

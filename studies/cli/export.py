@@ -63,7 +63,7 @@ def export_command(
     from studies.files import checked_folder, name_from
     from studies.inputs import resolve
     from studies.launch import write_launch_files
-    from studies.wording import describe
+    from studies.wording import config_line
 
     output = Output(as_json)
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
@@ -80,7 +80,7 @@ def export_command(
     if as_json:
         output.result({"config": config.as_labels(), "files": files, "not_written": refusals})
     else:
-        output.say(describe(config), *(f"  {path}" for path in files))
+        output.say(config_line("", config), *(f"  {path}" for path in files))
 
 
 def _config_of_trial(storage: str | None, name: str, number: int) -> TrainingConfig:

@@ -73,7 +73,7 @@ def measured_loop(
 
 def show_loop(output: Output, loop: Loop) -> None:
     """Prints the runs in the order they were made, and the best of them."""
-    from studies.wording import describe
+    from studies.wording import describe, wrapped
 
     rows = [
         (
@@ -91,6 +91,8 @@ def show_loop(output: Output, loop: Loop) -> None:
     output.say("", f"stopped: {loop.why_stopped}")
     if best is not None and best.tokens_per_s_per_gpu is not None:
         output.say(
-            f"measured best: {best.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, run {best.number}, "
-            f"{describe(best.config)}"
+            wrapped(
+                f"measured best: {best.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, run "
+                f"{best.number}, {describe(best.config)}"
+            )
         )

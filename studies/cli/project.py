@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +58,7 @@ def project_command(
 ) -> None:
     """Memory and throughput of one config before it is run, or of every row of a table."""
     from specs.errors import InputError
-    from studies.calibrating import calibrated_by
+    from studies.calibrating import calibrated_job
     from studies.cli.project_runs import project_runs
     from studies.inputs import resolve
     from studies.oracles import projection
@@ -74,8 +73,7 @@ def project_command(
     if csv is not None or models is not None:
         raise InputError("--csv and --models belong to project --runs R.csv; leave them out.")
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
-    if calibration is not None:
-        job = replace(job, learned=calibrated_by(calibration))
+    job = calibrated_job(job, calibration)
     reasons = job.why_illegal(job.baseline)
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
@@ -117,7 +115,7 @@ def about(job: Job) -> dict[str, Any]:
 
 def show_job(output: Output, job: Job) -> None:
     """Prints what is projected and on what."""
-    from studies.wording import describe
+    from studies.wording import config_line
 
     workload = job.experiment.workload
     billions = workload.model.total_parameters() / 1e9
@@ -126,7 +124,7 @@ def show_job(output: Output, job: Job) -> None:
         f"global batch {workload.global_batch_size:,}, {workload.kind.label}",
         f"{job.cluster.shape} = {job.cluster.num_gpus:,} GPUs, "
         f"{job.experiment.stack.framework_name}",
-        f"config: {describe(job.baseline)}",
+        config_line("config: ", job.baseline),
     )
 
 

@@ -18,6 +18,7 @@ from studies.cli.common import (
     SetOption,
     axis_values,
 )
+from studies.cli.validate import CalibrationOption
 
 
 def tell_command(
@@ -47,12 +48,14 @@ def tell_command(
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
     settings: SetOption = None,
+    calibration: CalibrationOption = None,
     storage: StorageOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
     """Tell what came back from runs that were asked, in any order; the ranking follows."""
     from specs.errors import InputError
+    from studies.calibrating import calibrated_job
     from studies.files import checked_folder, name_from
     from studies.inputs import resolve
     from studies.real_runs import Outcome, RealRuns
@@ -69,6 +72,7 @@ def tell_command(
     if by_hand and run is None:
         raise InputError("say with --run N which run this is of.")
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = calibrated_job(job, calibration)
     name = name_from(job.experiment.name)
     checked_folder(out)
     address = storage_address(storage, out / "foretune.db")

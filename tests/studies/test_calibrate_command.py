@@ -10,6 +10,7 @@ import pytest
 
 from studies.cli.main import call
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "example_study.yaml"
 COLUMNS = (
     "run_id,gpu,gpus_per_node,num_gpus,framework,model,precision,seq_len,gbs,mbs,tp,pp,sharding,"
     "recompute,tokens_per_s_per_gpu,peak_mem_gb,memory_counter,memory_unit"
@@ -82,3 +83,32 @@ def test_nothing_to_learn_from_is_bad_input(
     assert call(["calibrate", "--out", "new.json", *options]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not Path("new.json").exists()
+
+
+def test_an_edited_calibration_is_refused_or_said_to_be_unused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = table(tmp_path / "r.csv", ("a", 2, 1, "7400", "71")), tmp_path / "c.json"
+    calibrate(capsys, "--runs", runs, "--out", out)
+    content = json.loads(out.read_text())
+    job = ("project", str(EXAMPLE), "--calibration", str(out))
+
+    def told(changed: dict[str, Any]) -> tuple[int, str]:
+        out.write_text(json.dumps(changed))
+        code = call(list(job))
+        written = capsys.readouterr()
+        return code, " ".join((written.out + written.err).split())
+
+    plain = told(content)
+    assert plain[0] == 0
+    assert "says little" not in plain[1]
+    code, words = told(content | {"fit_dat": "2026-11-30"})
+    assert code == 2
+    assert "fit_dat; is it fit_date?" in words
+    code, words = told(content | {"projections": "edited", "runs": []})  # peaks alone
+    assert code == 2
+    assert "another release" in words
+    labels = content["runs"][0]["labels"] | {"gpu": "MI300"}
+    code, words = told(content | {"runs": [content["runs"][0] | {"labels": labels}]})
+    assert code == 0
+    assert "the calibration has no run of MI300X | " in words
