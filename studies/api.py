@@ -175,7 +175,7 @@ def tune(
         InputError: a part cannot be used.
         InfeasibleError: no config is legal, or none fits.
     """
-    from studies.outputs import write_files
+    from studies.outputs import write_files, write_result
     from studies.result import result_of
     from studies.showcase import show_study
     from studies.storage import storage_address
@@ -186,9 +186,9 @@ def tune(
     options = StudyOptions(out=folder, storage=storage, trials=trials, seed=seed)
     result = result_of(run_study(job, options), seed or 0)
     files, _ = write_files(result)
-    show_study(
-        storage_address(storage, folder / "foretune.db"), folder, result.as_json(files), files
-    )
+    address = storage_address(storage, folder / "foretune.db")
+    drawn = show_study(address, folder, result.as_json(files), files)
+    write_result(result, [*files, *drawn])
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from studies.files import to_json, write_atomically
@@ -31,7 +32,14 @@ def write_files(result: Result) -> tuple[list[Path], list[str]]:
         for name, reason in refused.items():
             refusals.setdefault(reason, []).append(name)
     files.append(write_atomically(folder / "study.svg", picture(result)))
-    path = folder / "result.json"
-    files.append(path)
-    write_atomically(path, to_json(result.as_json(files)) + "\n")
-    return files, [f"no {', '.join(names)}: {reason}" for reason, names in refusals.items()]
+    return write_result(result, files), [
+        f"no {', '.join(names)}: {reason}" for reason, names in refusals.items()
+    ]
+
+
+def write_result(result: Result, files: Sequence[Path]) -> list[Path]:
+    """Writes the result with the files that belong to it; gives them with its own at the end."""
+    path = result.study.folder / "result.json"
+    every = [*(file for file in files if file != path), path]
+    write_atomically(path, to_json(result.as_json(every)) + "\n")
+    return every

@@ -11,6 +11,7 @@ from search.attribution import Attribution, attribute
 from search.winner import contest
 from specs.config import AXES, ConfigTable, TrainingConfig
 from studies.oracles import projection
+from studies.reference import Reference, reference
 from studies.sensitivity import Sensitivity, sensitivity_of
 from studies.trade_offs import front_of
 from studies.training import Study
@@ -58,6 +59,15 @@ class Result:
     sensitivity: Sensitivity
 
     @property
+    def reference(self) -> Reference | None:
+        """What the best is compared with; None where the baseline is illegal."""
+        baseline = self.baseline
+        if baseline is None:
+            return None
+        fits = bool(baseline.projection["memory"]["fits"])
+        return reference(baseline.config, baseline.speed, fits, self.study.trials)
+
+    @property
     def cautions(self) -> tuple[str, ...]:
         """What the best changes beyond speed, unless the study asked for it."""
         job = self.study.job
@@ -81,6 +91,7 @@ class Result:
             "optimum": self.optimum.as_json(),
             "baseline": self.baseline.as_json() if self.baseline else None,
             "shortlist": [found.as_json() for found in self.shortlist],
+            "reference": _reference_json(self.reference, self.best.speed),
             "attribution": _attribution_json(self.attribution),
             "sensitivity": self.sensitivity.as_json(),
             "trade_offs": front_of(study),
@@ -134,6 +145,17 @@ def result_of(study: Study, seed: int = 0) -> Result:
 
 def _axes_json(axes: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [AXES[name].label(value) for value in values] for name, values in axes.items()}
+
+
+def _reference_json(held: Reference | None, best: float) -> dict[str, Any] | None:
+    if held is None:
+        return None
+    return {
+        "words": held.words,
+        "is_baseline": held.is_baseline,
+        "tokens_per_s_per_gpu": held.tokens_per_s_per_gpu,
+        "gain": held.gain(best),
+    }
 
 
 def _attribution_json(attribution: Attribution | None) -> dict[str, Any] | None:

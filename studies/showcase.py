@@ -41,8 +41,8 @@ OMITTED = ("files", "illegal_proposals", "why")
 
 def show_study(
     address: StorageAddress, out: Path, result: Mapping[str, Any], files: Sequence[Path]
-) -> None:
-    """Makes a study readable in any optuna-dashboard.
+) -> list[Path]:
+    """Makes a study readable in any optuna-dashboard; gives the pictures that it wrote for that.
 
     Args:
         address: storage of the study.
@@ -71,6 +71,7 @@ def show_study(
         if path.stem in ("best", *DRAWN):
             for number in best:
                 board.artifact(path, number)
+    return drawn
 
 
 def show_board(

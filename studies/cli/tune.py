@@ -143,14 +143,15 @@ def tune_command(
     """Find the fastest config that fits, with launch files; run it again to resume."""
     from dataclasses import replace
 
-    from studies.calibrating import calibrated_by
+    from studies.calibrating import calibrated_job
     from studies.explanation import best_with, why_not
     from studies.inputs import pinned, resolve
-    from studies.outputs import write_files
+    from studies.outputs import write_files, write_result
     from studies.result import result_of
     from studies.showcase import show_study
     from studies.storage import in_one_sentence, storage_address
     from studies.training import StudyOptions, run_study
+    from studies.wording import wrapped
 
     output = Output(as_json)
     measured = is_measured(oracle)
@@ -160,8 +161,7 @@ def tune_command(
     asked = why_values(why) if why else None
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = pinned(job, pinned_values(pins or []))
-    if calibration is not None:
-        job = replace(job, learned=calibrated_by(calibration))
+    job = calibrated_job(job, calibration)
     if not as_json:
         show_job(output, job)
     options = StudyOptions(
@@ -198,7 +198,8 @@ def tune_command(
     output.notes(refusals)
     address = storage_address(storage, out / "foretune.db")
     with output.progress("notes and graphs on the study", None), in_one_sentence(address):
-        show_study(address, out, result.as_json(files), files)
+        drawn = show_study(address, out, result.as_json(files), files)
+    files = write_result(result, [*files, *drawn])
     loop = measured_loop(output, job, storage, out, python, runs, seed or 0) if measured else None
     if as_json:
         content = result.as_json(files, answer.as_json(rival) if answer else None)
@@ -211,7 +212,7 @@ def tune_command(
         output.say("", *change.sentences(result.best.config, result.best.speed))
     if answer:
         show_answer(output, answer)
-        output.say(rival)
+        output.say(wrapped(rival))
     if loop:
         show_loop(output, loop)
     if primus:
@@ -261,7 +262,7 @@ def _profiled(
 def show_result(output: Output, result: Result) -> None:
     """Prints baseline and best, what each change brings, memory, bottleneck and shortlist."""
     from studies.explanation import bottleneck
-    from studies.wording import describe
+    from studies.wording import config_line
 
     study, best = result.study, result.best
     ranking = study.ranking
@@ -278,18 +279,16 @@ def show_result(output: Output, result: Result) -> None:
     if result.optimum.config != best.config:
         rows.append(("fastest that may fit", result.optimum))
     output.table("", _HEADER, [_row(name, found) for name, found in rows if found])
-    output.say("", f"best: {describe(best.config)}", f"best: {bottleneck(best.projection)}")
+    output.say("", config_line("best: ", best.config), f"best: {bottleneck(best.projection)}")
     output.say(
         f"best: P(best) {best.probability_best:.0%}; {result.shrunk_tokens_per_s_per_gpu:,.0f} "
         "tokens/s/GPU after shrinkage for having been picked as the best of many estimates"
     )
-    if result.baseline and result.attribution:
-        gain = result.attribution.together
-        fits = result.baseline.projection["memory"]["fits"]
-        output.say(
-            f"best over baseline: {gain:+.1%}"
-            + ("" if fits else " (the baseline itself does not fit)")
-        )
+    held = result.reference
+    if held is not None:
+        given = "" if held.is_baseline else " (the given baseline does not fit)"
+        output.say(f"best over {held.words}: {held.gain(best.speed):+.1%}{given}")
+    if result.attribution:
         effects = [
             (effect.change, _percent(effect.alone), _stands(effect), _percent(effect.last))
             for effect in result.attribution.effects
@@ -310,7 +309,7 @@ def show_result(output: Output, result: Result) -> None:
         [_row(str(number), found) for number, found in enumerate(result.shortlist, 1)],
     )
     for number, found in enumerate(result.shortlist, 1):
-        output.say(f"  {number}  {describe(found.config)}")
+        output.say(config_line(f"  {number}  ", found.config))
 
 
 _HEADER = ("", "tokens/s/GPU", "90%", "GiB", "P(fits)", "P(best)", "MFU")
@@ -340,6 +339,6 @@ def _stands(effect: Effect) -> str:
 
 def show_answer(output: Output, answer: WhyNot) -> None:
     """Prints why a config is not better than the best."""
-    from studies.wording import describe
+    from studies.wording import config_line
 
-    output.say("", f"why not {describe(answer.config)}?", *answer.sentences)
+    output.say("", config_line("why not ", answer.config, "?"), *answer.sentences)

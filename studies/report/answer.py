@@ -9,16 +9,15 @@ from studies.explanation import PART_WORDS, bottleneck, step_shares
 from studies.pictures.gantt import gantt
 from studies.pictures.memory import PARTS, memory_by_stage
 from studies.pictures.step import step_parts
+from studies.reference import Reference
 from studies.report.facts import Answer, StudyFacts
 from studies.report.html import Markup, bullets, folded, join, paragraphs, table, tag
 from studies.report.page import figure
 from studies.report.savings import (
     Cost,
-    Reference,
     cost,
     price_of,
     reference_of,
-    speed_up,
     tokens_of,
 )
 from studies.report.timetable import Timetable, timetable
@@ -183,7 +182,7 @@ def _lead(best: Answer, reference: Reference, mine: Cost, theirs: Cost) -> Marku
     word = "saves" if saved >= 0 else "costs"
     return tag(
         "p",
-        tag("strong", f"{speed_up(best, reference):+.0%} throughput"),
+        tag("strong", f"{reference.gain(best.tokens_per_s_per_gpu):+.0%} throughput"),
         f" over {reference.words}: it {word} {abs(saved):,.0f} GPU-hours{money}. Both are "
         "projections of one model, whose errors they largely share.",
     )

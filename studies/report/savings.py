@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from studies.job import Job
-from studies.report.facts import Answer, StudyFacts
+from studies.reference import Reference, reference
+from studies.report.facts import StudyFacts
 
 ASSUMED_TOKENS = 1e12
 """Tokens that costs are told for where neither the study nor the reader names a count."""
@@ -27,18 +28,6 @@ class Cost:
     gpu_hours: float
     days: float
     usd: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The config that the best one is compared with, and what it is in words.
-
-    It is the baseline where that fits; else the fastest trial that fits and differs least from it.
-    """
-
-    tokens_per_s_per_gpu: float
-    words: str
-    is_baseline: bool
 
 
 def tokens_of(job: Job, asked: float | None) -> tuple[float, str]:
@@ -72,28 +61,5 @@ def reference_of(facts: StudyFacts) -> Reference | None:
     baseline = facts.baseline
     if baseline is None:
         return None
-    if baseline.memory["fits"]:
-        return Reference(baseline.tokens_per_s_per_gpu, "the baseline", True)
-    labels = baseline.config.as_labels()
-
-    def changes(trial_labels: dict[str, object]) -> list[str]:
-        return [
-            f"{axis} {labels[axis]} -> {value}"
-            for axis, value in trial_labels.items()
-            if labels[axis] != value
-        ]
-
-    fitting = [
-        (len(changed), -(trial.tokens_per_s_per_gpu or 0.0), changed)
-        for trial in facts.trials
-        if trial.fits and (changed := changes(dict(trial.config.as_labels())))
-    ]
-    if not fitting:
-        return None
-    _, speed, changed = min(fitting)
-    return Reference(-speed, f"the baseline with {', '.join(changed)}", False)
-
-
-def speed_up(best: Answer, reference: Reference) -> float:
-    """Gain of throughput over the reference as a fraction."""
-    return best.tokens_per_s_per_gpu / reference.tokens_per_s_per_gpu - 1
+    speed, fits = baseline.tokens_per_s_per_gpu, bool(baseline.memory["fits"])
+    return reference(baseline.config, speed, fits, facts.trials)

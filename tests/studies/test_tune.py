@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from specs.config import TrainingConfig
 from specs.formats.reader import read_experiment
 from studies.ledger import CONSTRAINT
+from studies.report.facts import read_facts
+from studies.report.savings import reference_of
+from studies.storage import storage_address
 from tests.studies.conftest import Ran
 
 Command = Callable[..., Ran]
@@ -33,6 +37,10 @@ def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: C
     speed = best["projection"]["throughput"]["tokens_per_s_per_gpu"]
     assert result["optimum"]["projection"]["throughput"]["tokens_per_s_per_gpu"] >= speed
     assert all(Path(path).is_file() for path in result["files"])
+    folder = tmp_path / "out" / "small"
+    written = {str(path) for path in folder.iterdir() if path.suffix in (".svg", ".yaml", ".sh")}
+    assert written | {str(folder / "result.json")} == set(result["files"])
+    assert json.loads((folder / "result.json").read_text())["files"] == result["files"]
 
     study = optuna.load_study(study_name=result["study_name"], storage=result["storage"])
     assert len(study.trials) == 16
@@ -104,11 +112,42 @@ def test_words_name_baseline_best_changes_memory_and_bottleneck(
 ) -> None:
     ran = foretune("tune", small_study, "--out", tmp_path / "out", "--why", "tp=8")
     assert ran.code == 0, ran.err
-    for words in ("baseline", "best over baseline", "alone", "GiB by stage", "largest overhead"):
+    for words in (
+        "baseline",
+        "best over the baseline: ",
+        "alone",
+        "GiB by stage",
+        "largest overhead",
+    ):
         assert words in ran.out
     assert "why not tp=8" in ran.out
+    configs = [line for line in ran.out.splitlines() if "cp=1" in line]
+    assert configs
+    assert all(len(line) <= 80 for line in configs)
     assert "the best config with tp 8 is" in ran.out
     assert "shortlist" in ran.out
+
+
+def test_a_baseline_that_does_not_fit_is_replaced_by_the_same_config_everywhere(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    text = small_study.read_text().replace("{tp: 2, pp: 2, mbs: 1", "{tp: 1, pp: 1, mbs: 32")
+    text = text.replace("mbs: [1, 2, 4]", "mbs: [1, 2, 4, 32]").replace("2x8xMI300X", "1x2xMI300X")
+    small_study.write_text(text)
+    out = tmp_path / "out"
+    told = foretune("tune", small_study, "--out", out)
+    assert told.code == 0, told.err
+    held = foretune("tune", small_study, "--out", out, "--json").json["reference"]
+    assert not held["is_baseline"]
+    words = " ".join(told.out.split())
+    given = "(the given baseline does not fit)"
+    assert f"best over {held['words']}: {held['gain']:+.1%} {given}" in words
+    storage = storage_address(None, out / "foretune.db")
+    facts = read_facts(storage, "small")
+    page = reference_of(facts)
+    assert page is not None
+    assert page.words == held["words"]
+    assert page.gain(facts.best.tokens_per_s_per_gpu) == pytest.approx(held["gain"])
 
 
 @pytest.mark.parametrize("storage", ["trials.journal", "trials.db"])
