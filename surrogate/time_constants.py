@@ -53,6 +53,8 @@ def levels_of(cases: Cases) -> dict[str, Level]:
     )
     # fp16 and bf16 run at the same rate.
     precision = np.where(cases.config.precision == int(Precision.FP16), 0, cases.config.precision)
+    # The host launches the same kernels for fp32 as for 16 bit; only fewer bits are cast to.
+    launched = np.where(precision == int(Precision.FP32), 0, precision)
     kinds = tuple("moe" if model.is_moe else "dense" for model in cases.models)
     plain = {
         "vendor": Level(tuple(g.vendor for g in cases.gpus), gpu),
@@ -60,6 +62,8 @@ def levels_of(cases: Cases) -> dict[str, Level]:
         "gpu": Level(tuple(g.name for g in cases.gpus), gpu),
         "format": Level(Precision.labels(), precision),
         "rate": Level(_RATES, _RATE_OF[precision]),
+        "launched_format": Level(Precision.labels(), launched),
+        "launched_rate": Level(_RATES, _RATE_OF[launched]),
         "bf16": Level(_RATES, np.zeros_like(gpu)),
         "16bit": Level(Precision.labels(), np.zeros_like(gpu)),
         "framework": Level(frameworks, cases.stack_index),
@@ -123,6 +127,8 @@ def _belongs(labels: Sequence[str], level: str) -> bool:
         "architecture": _architectures(),
         "format": Precision.labels(),
         "rate": _RATES,
+        "launched_format": Precision.labels(),
+        "launched_rate": _RATES,
         "framework": tuple(f.name.lower() for f in Framework),
         "vendor": ("amd", "nvidia"),
         "kind": ("dense", "moe"),

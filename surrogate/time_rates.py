@@ -165,7 +165,10 @@ class TimeRates(Columns):
     ]
     # Host
     host_layer: Annotated[
-        Column, factor(0.37e-3, 0.09, "s a forward layer", _LESSONS, framework=0.108, format=0.072)
+        Column,
+        factor(
+            0.37e-3, 0.09, "s a forward layer", _LESSONS, framework=0.108, launched_format=0.072
+        ),
     ]
     host_moe: Annotated[
         Column, factor(0.6e-3, 0.5, "s a forward MoE layer", _LESSONS, framework=0.5)
@@ -178,7 +181,7 @@ class TimeRates(Columns):
             "s a local expert of a forward layer",
             "assumed: a loop of GEMM and cast launches over local experts",
             framework=0.62,
-            rate=0.38,
+            launched_rate=0.38,
         ),
     ]
     host_tp: Annotated[Column, factor(0.13e-3, 0.144, "s a forward layer", _LESSONS)]

@@ -16,8 +16,10 @@ from specs.choices import (
 )
 from specs.config import TrainingConfig
 from specs.errors import InputError
-from specs.stack import Stack
+from specs.stack import Framework, Stack
 from surrogate.kernels.analytic import analytic_kernels
+from surrogate.learned import shipped
+from surrogate.projection import throughput
 from tests.surrogate.time_cases import part, seconds, study, with_cluster
 
 BASE = TrainingConfig(pp=4, ep=8, overlap=Overlap.DP)
@@ -191,6 +193,21 @@ def test_busiest_expert_rank_sets_the_pace() -> None:
 def test_format_that_the_gpu_lacks_is_refused() -> None:
     with pytest.raises(InputError, match="A100-80GB does not multiply in fp8"):
         seconds(study(TrainingConfig(precision=Precision.FP8), model="llama3-8b", gpu="A100-80GB"))
+
+
+@pytest.mark.parametrize("framework", [Framework.PRIMUS, Framework.MEGATRON_BRIDGE])
+def test_fp32_is_never_faster_however_much_waits_for_the_host(framework: Framework) -> None:
+    stack = Stack(framework=framework)
+    pairs = [
+        TrainingConfig(tp=tp, pp=pp, mbs=mbs, precision=precision)
+        for tp in (1, 4)
+        for pp in (1, 4)
+        for mbs in (1, 4)
+        for precision in (Precision.BF16, Precision.FP32)
+    ]
+    cases = study(*pairs, model="qwen3-30b-a3b", gpu="B200", num_gpus=16, seq_len=4096, stack=stack)
+    speed = throughput(cases, shipped().constants, shipped()).reshape(-1, 2)
+    assert (speed[:, 1] < speed[:, 0]).all()
 
 
 def test_no_gpu_projects_as_another() -> None:
