@@ -32,6 +32,7 @@ from specs.gpu import Gpu
 from specs.layout import virtual_stages
 from specs.model import Model
 from specs.provenance import Quantity
+from specs.run_stated import unstated_facts
 from specs.run_words import (
     FULL_RECOMPUTE_BY_DEFAULT,
     SEQUENCE_PARALLEL_BY_DEFAULT,
@@ -95,6 +96,7 @@ class Run(NamedTuple):
     out_of_memory: bool
     recompute_unknown: bool
     batch_assumed: bool
+    unstated: str
 
 
 def read_row(
@@ -160,6 +162,7 @@ def read_row(
         out_of_memory=row["run_id"].lower().endswith("-oom"),
         recompute_unknown=recompute_unknown,
         batch_assumed=not row.get("gbs"),
+        unstated=", ".join(unstated_facts(row, config, sizes["dp"])),
     )
 
 

@@ -63,8 +63,9 @@ class RunTable:
     definition differs between sources) or empty. ``recompute_unknown`` marks rows whose recompute
     is not stated; their config holds none. ``batch_assumed`` marks rows without a global batch
     size: one microbatch a step, or four a pipeline rank, is assumed; with a pipeline their
-    throughput then says nothing and is left out. ``out_of_memory`` marks OOM rows: their peak,
-    where stated, is a lower bound.
+    throughput then says nothing and is left out. ``unstated`` names the facts that decide the
+    memory of a row and that it leaves unsaid (``run_stated.unstated_facts``), "" where none.
+    ``out_of_memory`` marks OOM rows: their peak, where stated, is a lower bound.
     """
 
     config: ConfigTable
@@ -87,6 +88,7 @@ class RunTable:
     out_of_memory: Column
     recompute_unknown: Column
     batch_assumed: Column
+    unstated: Column
     refused: tuple[Refusal, ...]
     defaults: Mapping[str, int]
 

@@ -13,13 +13,9 @@ from specs import catalog
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.learned import Learned
-from surrogate.memory import (
-    fit_probability,
-    memory_log_sd,
-)
+from surrogate.memory import fit_probability, interval_half_width, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
 from surrogate.run_cases import cases_of
-from surrogate.uncertainty import GAUSSIAN_90
 from surrogate.validation import (
     Projected,
     calibration_draws,
@@ -116,7 +112,7 @@ def memory_projected(table: RunTable, known: MemoryFacts) -> Projected:
     cases = cases_of(table)
     counters = np.where(table.memory_counter == "", "device", table.memory_counter)
     peak = known.reading(cases, counters)
-    half = GAUSSIAN_90 * np.broadcast_to(memory_log_sd(cases), (len(table),))
+    half = interval_half_width(np.broadcast_to(memory_log_sd(cases), (len(table),)))
     return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
 
 

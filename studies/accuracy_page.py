@@ -70,15 +70,36 @@ def _calibrated_rows(runs: int, after: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+MEMORY_PARTS = {
+    "stated": "all that decides it is stated",
+    "unstated": "recomputation, microbatch, sharding, counter or rank is not stated",
+}
+
+
 def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, found in memory.items():
         rows.append((f"memory, {name} left out: MAPE / median", _pair(found)))
         rows += [
-            (f"  {vendor}: more than 10% too low", f"{found[vendor]['unsafe']:.1%}")
+            (f"  {words} ({found[part]['n']} runs)", _pair(found[part]))
+            for part, words in MEMORY_PARTS.items()
+            if found[part]["n"]
+        ]
+        rows += [
+            (
+                f"  {vendor}: more than 10% too low; in the 90% interval",
+                f"{found[vendor]['unsafe']:.1%}; {found[vendor]['coverage90']:.0%}",
+            )
             for vendor in ("nvidia", "amd")
             if found[vendor]["n"]
         ]
+        failed = found["out_of_memory"]
+        rows.append(
+            (
+                f"  of {failed['n']} runs out of memory: projected to fit; with P(fits) over 90%",
+                f"{failed['called_fitting']}; {failed['surely']}",
+            )
+        )
     return rows
 
 

@@ -388,6 +388,7 @@ def run_table(job: Job, runs: list[AskedRun]) -> RunTable:
         memory_counter=np.array([run.counter for run in runs], dtype=object),
         out_of_memory=np.zeros(count, dtype=bool),
         recompute_unknown=np.zeros(count, dtype=bool),
+        unstated=np.full(count, "", dtype=object),
         batch_assumed=np.zeros(count, dtype=bool),
         refused=(),
         defaults={},

@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surrogate.constants import ConstantFile
-from surrogate.memory import fit_probability, memory_log_sd
-from surrogate.memory_constants import MemoryConstants
-from surrogate.memory_fitting import MemoryRuns, judged, left_out_readings
+from surrogate.memory import fit_probability, interval_half_width
+from surrogate.memory_fitting import MemoryRuns, judged, left_out_readings, left_out_spreads
 from surrogate.validation import Projected, error_metrics, unsafe_share
 
 Column = NDArray[Any]
 
 PROBABILITY_BINS = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 """Edges between which P(fits) is compared with the share of runs that did fit."""
+SURE = 0.9
+"""P(fits) from which a config counts as one that will fit."""
 
 
 def memory_left_out(
@@ -34,54 +35,58 @@ def memory_left_out(
         learned: constants from whose values the fits start.
 
     Returns:
-        Per line the error metrics with ``unsafe``, of all rows, ``amd``, ``nvidia`` and each stack
-        (``stacks``); ``out_of_memory`` {n, called_fitting}; ``ran`` {n, called_too_large} and
-        ``reliability``, see ``reliability_table``.
+        Per line the error metrics with ``unsafe``, of all rows, of those that say all that decides
+        their memory (``stated``) and the others (``unstated``), ``amd``, ``nvidia`` and each stack
+        (``stacks``); ``out_of_memory`` {n, called_fitting, surely: P(fits) of 90% or more};
+        ``ran`` {n, called_too_large} and ``reliability``, see ``reliability_table``. Intervals and
+        P(fits) are those of spreads that other groups taught.
     """
     lines = {"fold": runs.fold.astype(str), "source": publishers}
-    return {
-        name: _metrics(runs, left_out_readings(runs, labels, learned), learned)
-        for name, labels in lines.items()
-    }
+    found = {}
+    for name, labels in lines.items():
+        reading = left_out_readings(runs, labels, learned)
+        found[name] = _metrics(runs, reading, left_out_spreads(runs, labels, reading, learned))
+    return found
 
 
-def _metrics(runs: MemoryRuns, reading: Column, learned: ConstantFile) -> dict[str, Any]:
-    """Metrics of readings that were projected without the group of their row."""
-    stated = judged(runs)
-    is_amd = np.broadcast_to(runs.cases.cluster.is_amd, stated.shape)
+def _metrics(runs: MemoryRuns, reading: Column, sd: Column) -> dict[str, Any]:
+    """Metrics of readings and their spread that were learned without the group of their row."""
+    has_peak = judged(runs)
+    is_amd = np.broadcast_to(runs.cases.cluster.is_amd, has_peak.shape)
+    half = interval_half_width(sd)
 
     def of(rows: Column) -> dict[str, Any]:
         measured, value = runs.measured_gib[rows], reading[rows]
-        found: dict[str, Any] = error_metrics(measured, Projected(value, value, value))
-        del found["coverage90"], found["half_width90"]
+        lo, hi = value * np.exp(-half[rows]), value * np.exp(half[rows])
+        found: dict[str, Any] = error_metrics(measured, Projected(value, lo, hi))
         found["unsafe"] = unsafe_share(measured, value)
         return found
 
     # Rows without a peak are compared with the capacity, by what the driver would report.
     capacity = runs.cases.cluster.hbm_gib
     failed, ran = runs.bound > 0, runs.bound < 0
-    constants = MemoryConstants.from_values(learned.values())
-    sd = np.broadcast_to(memory_log_sd(runs.cases, constants), stated.shape)
+    probability = fit_probability(reading, capacity, sd)
     bounds = failed | ran
     return {
-        **of(stated),
-        "amd": of(stated & is_amd),
-        "nvidia": of(stated & ~is_amd),
+        **of(has_peak),
+        "stated": of(has_peak & runs.stated),
+        "unstated": of(has_peak & ~runs.stated),
+        "amd": of(has_peak & is_amd),
+        "nvidia": of(has_peak & ~is_amd),
         "stacks": {
-            str(name): of(stated & (runs.stack_names == name))
-            for name in sorted(set(runs.stack_names[stated].tolist()))
+            str(name): of(has_peak & (runs.stack_names == name))
+            for name in sorted(set(runs.stack_names[has_peak].tolist()))
         },
         "out_of_memory": {
             "n": int(failed.sum()),
             "called_fitting": int((reading <= capacity)[failed].sum()),
+            "surely": int((probability >= SURE)[failed].sum()),
         },
         "ran": {
             "n": int(ran.sum()),
             "called_too_large": int((reading > capacity)[ran].sum()),
         },
-        "reliability": reliability_table(
-            fit_probability(reading, capacity, sd)[bounds], ran[bounds]
-        ),
+        "reliability": reliability_table(probability[bounds], ran[bounds]),
     }
 
 

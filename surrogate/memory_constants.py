@@ -71,6 +71,7 @@ class MemoryConstants:
     communicator_gib: Column
     moe_device_gib: Column
     log_sd: Column
+    log_sd_amd: Column
     stack_offset: Mapping[str, float]
     release_offset: Mapping[str, float]
 

@@ -26,7 +26,7 @@ from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
 from surrogate.cases import Cases
 from surrogate.constants import Constant, ConstantFile, read_constants, write_json
-from surrogate.memory import counter_reading
+from surrogate.memory import counter_reading, memory_log_sd
 from surrogate.memory_constants import FRAMEWORKS, OFFSETS, MemoryConstants, release_of
 from surrogate.validation import batches_of
 
@@ -57,6 +57,12 @@ BATCHES = 5
 """Fits with which every group is left out once."""
 REFIT_ITERATIONS = 6
 """Enough for a fit that starts where another, of most of the same rows, ended."""
+TWO_THIRDS_OF_ROWS = 0.683
+"""Within one standard deviation of a Gaussian."""
+SPREAD_FOLDS = 4.0
+"""Folds of a framework from which its own spread weighs more than that of all (assumed)."""
+SMALLEST_SPREAD = 1e-4
+"""Peaks are not stated more exactly."""
 SMALL_GIB = 4.0
 """Smaller peaks are those of tests, whose error is that of fixed buffers."""
 
@@ -67,7 +73,8 @@ class MemoryRuns:
 
     ``measured_gib`` is what ``counters`` showed. ``bound`` is 0 there; it is 1 for rows that ran
     out of memory and -1 for rows that ran and state no peak: their need is above, or below, the
-    capacity of the GPU, which ``measured_gib`` then holds. ``fold`` numbers the Folds.
+    capacity of the GPU, which ``measured_gib`` then holds. ``fold`` numbers the Folds. ``stated``
+    is whether a row says all that decides its memory.
     """
 
     cases: Cases
@@ -76,6 +83,7 @@ class MemoryRuns:
     bound: Column
     weight: Column
     fold: Column
+    stated: Column
     stack_names: Column
     releases: Column
 
@@ -101,6 +109,7 @@ class MemoryRuns:
             bound=np.where(oom, 1, np.where(stated, 0, -1)),
             weight=size[fold] ** (FOLD_POWER - 1.0) * np.where(stated | oom, 1.0, RAN_WEIGHT),
             fold=fold,
+            stated=np.concatenate([table.unstated == "" for table in tables]),
             stack_names=np.array([stack.framework_name for stack in stacks], dtype=object),
             releases=np.array([release_of(stack) for stack in stacks], dtype=object),
         )
@@ -286,23 +295,68 @@ def left_out_readings(runs: MemoryRuns, labels: Column, learned: ConstantFile) -
     return reading
 
 
+def left_out_spreads(
+    runs: MemoryRuns, labels: Column, reading: Column, learned: ConstantFile
+) -> Column:
+    """``memory_log_sd`` of each row, learned from the errors of other groups alone, (n,).
+
+    Args:
+        runs: n rows.
+        labels: group of each row, (n,).
+        reading: ``left_out_readings`` of the rows.
+        learned: constants whose spread is replaced.
+    """
+    errors = np.log(runs.measured_gib / reading)
+    spread = np.full(len(errors), np.nan)
+    everything = np.arange(len(errors))
+    for out in batches_of(labels, BATCHES):
+        rest = np.setdiff1d(everything, out)
+        values = spread_of(runs.take(rest), errors[rest], learned).values()
+        constants = MemoryConstants.from_values(values)
+        spread[out] = memory_log_sd(runs.take(out).cases, constants)
+    return spread
+
+
 def with_spread(runs: MemoryRuns, learned: ConstantFile) -> ConstantFile:
-    """The constants with ``log_sd`` of each vendor: the error on Folds that the fit did not see.
+    """The constants with ``log_sd``: the error on Folds that the fit did not see."""
+    reading = left_out_readings(runs, runs.fold.astype(str), learned)
+    return spread_of(runs, np.log(runs.measured_gib / reading), learned)
+
+
+def spread_of(runs: MemoryRuns, errors: Column, learned: ConstantFile) -> ConstantFile:
+    """The constants with the spread of these errors, (n,), by framework and on AMD GPUs.
 
     The error that two thirds of the rows stay within stands for the standard deviation, which
-    outliers would swamp.
+    outliers would swamp. Folds count alike: a new run is of a new Fold. Frameworks of few Folds are
+    drawn towards what holds for all.
     """
-    reading = left_out_readings(runs, runs.fold.astype(str), learned)
-    error = np.abs(np.log(runs.measured_gib / reading))
-    measured = judged(runs)
-    is_amd = np.broadcast_to(runs.cases.cluster.is_amd, measured.shape)
+    rows, size = judged(runs), np.abs(errors)
+    framework = np.broadcast_to(runs.cases.stack.framework, rows.shape)
     spreads = dict(learned.constants)
-    for vendor, rows in (("nvidia", measured & ~is_amd), ("amd", measured & is_amd)):
-        known = spreads[f"log_sd/{vendor}"]
-        value = float(np.quantile(error[rows], 0.683)) if rows.any() else known.value
-        spreads[f"log_sd/{vendor}"] = known.model_copy(
+
+    def write(name: str, value: float) -> None:
+        spreads[name] = spreads[name].model_copy(
             update={"value": float(f"{value:.3g}"), "kind": "fitted"}
         )
+
+    def two_thirds(some: Column) -> float:
+        _, fold, count = np.unique(runs.fold[some], return_inverse=True, return_counts=True)
+        order = np.argsort(size[some], kind="stable")
+        share = np.cumsum(1.0 / count[fold][order]) / len(count)
+        return max(float(np.interp(TWO_THIRDS_OF_ROWS, share, size[some][order])), SMALLEST_SPREAD)
+
+    if not rows.any():
+        return learned
+    overall = two_thirds(rows)
+    for code, name in enumerate(FRAMEWORKS):
+        own = rows & (framework == code)
+        folds = len(np.unique(runs.fold[own]))
+        share = folds / (folds + SPREAD_FOLDS)
+        value = two_thirds(own) if folds else overall
+        write(f"log_sd/{name}", value**share * overall ** (1.0 - share))
+    amd = rows & np.broadcast_to(runs.cases.cluster.is_amd, rows.shape)
+    if amd.any():
+        write("log_sd_amd", two_thirds(amd))
     return learned.model_copy(update={"constants": spreads})
 
 

@@ -26,6 +26,7 @@ from surrogate.memory import (
     counter_reading,
     explain_gap,
     fit_probability,
+    interval_half_width,
     memory,
     memory_by_stage,
 )
@@ -270,9 +271,20 @@ def test_dtensor_keeps_gathered_inputs_of_tensor_parallel_layers() -> None:
 
 def test_fit_probability() -> None:
     assert fit_probability(100.0, 100.0, 0.05) == pytest.approx(0.5)
-    assert fit_probability(80.0, 100.0, 0.05) > 0.999
+    assert fit_probability(80.0, 100.0, 0.05) > 0.99
     assert fit_probability(99.0, 100.0, 0.02) > 0.6
-    assert fit_probability(120.0, 100.0, 0.05) < 0.001
+    assert fit_probability(120.0, 100.0, 0.05) < 0.01
+    # Two thirds within one sd, as a Gaussian; further out a gross error is not ruled out.
+    one_sd = fit_probability(100.0 * np.exp(-0.05), 100.0, 0.05)
+    assert one_sd == pytest.approx(0.8413, abs=1e-3)
+    assert 1e-3 < fit_probability(100.0 * np.exp(0.25), 100.0, 0.05) < 1e-2
+
+
+def test_the_interval_holds_what_it_says() -> None:
+    half = float(interval_half_width(0.05))
+    inside = 1 - 2 * float(fit_probability(np.exp(half), 1.0, 0.05))
+    assert inside == pytest.approx(0.9)
+    assert float(interval_half_width(0.05, 0.6827)) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_vendor_runtime_differs() -> None:

@@ -9,7 +9,7 @@ import pytest
 from test_memory_fitting import priors, runs
 
 from surrogate.memory_accuracy import memory_left_out, reliability_table
-from surrogate.memory_fitting import left_out_readings
+from surrogate.memory_fitting import left_out_readings, left_out_spreads
 
 
 def test_a_group_does_not_teach_its_own_projection() -> None:
@@ -26,7 +26,11 @@ def test_failures_and_runs_without_a_peak_are_counted_against_capacity() -> None
     bound = np.array([1, -1] + [0] * (n - 2))
     counters = np.where(bound == 0, told.counters, "device").astype(object)
     table = dataclasses.replace(
-        told, bound=bound, counters=counters, measured_gib=np.where(bound, 80.0, told.measured_gib)
+        told,
+        stated=np.arange(n) != n - 1,
+        bound=bound,
+        counters=counters,
+        measured_gib=np.where(bound, 80.0, told.measured_gib),
     )
     found = memory_left_out(table, np.array([f"p{i % 4}" for i in range(n)]), priors())
     assert set(found) == {"fold", "source"}
@@ -36,6 +40,8 @@ def test_failures_and_runs_without_a_peak_are_counted_against_capacity() -> None
         assert line["amd"]["n"] == 0
         assert line["stacks"]["Megatron-LM"]["n"] == n - 2
         assert line["out_of_memory"]["n"] == line["ran"]["n"] == 1
+        assert line["out_of_memory"]["surely"] <= line["out_of_memory"]["called_fitting"]
+        assert (line["stated"]["n"], line["unstated"]["n"]) == (n - 3, 1)
         assert sum(part["n"] for part in line["reliability"]) == 2
 
 
@@ -46,3 +52,12 @@ def test_reliability_compares_probability_with_what_happened() -> None:
     assert [part["n"] for part in table] == [2, 1, 1, 2]
     assert table[0] == {"above": 0.0, "n": 2, "projected": pytest.approx(0.035), "fits": 0.0}
     assert table[-1]["fits"] == 1.0
+
+
+def test_a_group_does_not_teach_its_own_spread() -> None:
+    told = runs({})
+    n = len(told.measured_gib)
+    reading = told.measured_gib * np.where(told.fold == 0, 2.0, 1.01)
+    spread = left_out_spreads(told, told.fold.astype(str), reading, priors())
+    assert spread.shape == (n,)
+    assert spread[0] < 0.02

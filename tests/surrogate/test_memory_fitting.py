@@ -10,11 +10,17 @@ import pytest
 from memory_cases import LLAMA_8B, gpu, study
 
 from specs.config import ConfigTable
-from specs.stack import Stack
+from specs.stack import Framework, Stack
 from surrogate.constants import ConstantFile, shipped_constants
 from surrogate.memory import counter_reading
 from surrogate.memory_constants import MemoryConstants
-from surrogate.memory_fitting import MemoryRuns, fit_memory, read_tables, with_spread
+from surrogate.memory_fitting import (
+    MemoryRuns,
+    fit_memory,
+    read_tables,
+    spread_of,
+    with_spread,
+)
 
 
 def priors() -> ConstantFile:
@@ -44,6 +50,7 @@ def runs(truth: dict[str, float]) -> MemoryRuns:
         bound=np.zeros(n, dtype=int),
         weight=np.ones(n),
         fold=np.arange(n),
+        stated=np.ones(n, dtype=bool),
         stack_names=np.array(["Megatron-LM"] * n, dtype=object),
         releases=np.array([""] * n, dtype=object),
     )
@@ -106,8 +113,27 @@ def test_a_fit_is_deterministic() -> None:
 
 def test_the_spread_is_that_of_unseen_folds() -> None:
     told = with_spread(runs({}), priors()).values()
-    assert told["log_sd/nvidia"] < 0.01, "nothing is wrong in runs made by the model"
-    assert told["log_sd/amd"] == priors().values()["log_sd/amd"]
+    assert told["log_sd/megatron"] < 0.01, "nothing is wrong in runs made by the model"
+    assert told["log_sd_amd"] == priors().values()["log_sd_amd"], "no peak of an AMD GPU"
+
+
+def test_each_framework_has_its_own_spread_and_few_folds_tell_little() -> None:
+    table = runs({})
+    n = len(table.measured_gib)
+    errors = np.where(np.arange(n) % 2, 0.2, 0.02)
+    titan = dataclasses.replace(
+        table.cases.stack,
+        framework=np.where(np.arange(n) % 2, int(Framework.TORCHTITAN), int(Framework.MEGATRON)),
+    )
+    mixed = dataclasses.replace(
+        table,
+        cases=dataclasses.replace(table.cases, stack=titan),
+        fold=np.where(np.arange(n) % 2, 0, np.arange(n)),
+    )
+    told = spread_of(mixed, errors, priors()).values()
+    overall = told["log_sd/nemo"]
+    assert told["log_sd/megatron"] == pytest.approx(0.02**0.5 * overall**0.5, rel=1e-2)
+    assert told["log_sd/torchtitan"] == pytest.approx(0.2**0.2 * overall**0.8, rel=1e-2)
 
 
 def test_shipped_constants_are_complete_and_documented() -> None:

@@ -1,0 +1,41 @@
+"""Which facts that decide the memory of a run its row leaves unsaid.
+
+Memory can be judged against a peak only where the row says what was run and what was read; a row
+that leaves one of these facts open compares a default with a peak of something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from specs.choices import Schedule
+from specs.config import TrainingConfig
+
+_RANK_OPEN = re.compile(r"rank not stated", re.IGNORECASE)
+
+
+def unstated_facts(row: Mapping[str, str], config: TrainingConfig, dp: int) -> tuple[str, ...]:
+    """Names of the facts, among those on which the peak of this layout depends, left unsaid.
+
+    Args:
+        row: column name -> text, "" where not stated.
+        config: what the row was read as.
+        dp: its data-parallel ranks.
+
+    Returns:
+        Columns, and ``rank`` where a pipeline's peak is that of a rank which the row does not name.
+    """
+    columns = ["recompute", "mbs"]
+    if dp * config.cp > 1:
+        columns.append("sharding")
+    if config.schedule is Schedule.INTERLEAVED or row.get("schedule") == "interleaved":
+        columns.append("vpp")
+    left_open = [name for name in columns if not row.get(name)]
+    failed = row["run_id"].lower().endswith("-oom")
+    counter = row.get("memory_counter", "").lower()
+    if row.get("peak_mem_gb") and not failed and counter in ("", "unknown"):
+        left_open.append("memory_counter")
+    if config.pp > 1 and _RANK_OPEN.search(row.get("notes", "")):
+        left_open.append("rank")
+    return tuple(left_open)
