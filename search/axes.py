@@ -94,8 +94,6 @@ def axis_values(setting: Setting, full: bool, own: Axes) -> Axes:
     values["layout"] = layout_values(setting, pipelines)
     if not full:
         values |= {name: fallbacks(setting.baseline, name) for name in YIELDING}
-    if not setting.workload.model.is_moe:
-        values["etp"] = own.get("tp", values["tp"])
     values["sequence_parallel"] = (False, True)
     return {name: values[name] for name in AXES}
 

@@ -28,7 +28,7 @@ from search.axes import (
     parsed,
     recompute_bundles,
 )
-from specs.choices import MoeDispatcher, Precision, RecomputeMethod, Schedule, Sharding
+from specs.choices import MoeDispatcher, Overlap, Precision, RecomputeMethod, Schedule, Sharding
 from specs.cluster import Cluster
 from specs.config import AXES, ConfigTable, TrainingConfig
 from specs.formats.experiment import Experiment
@@ -255,11 +255,14 @@ class Space:
         bundle = first[flat // (others * yielding)]
         features = bundle * (others * yielding) + flat % (others * yielding)
         chosen: dict[int, Column] = {}
+        repeats = _same_on_one_rank(self._others)
         for fact, start in zip(self._groups.facts, self._groups.starts[:-1], strict=True):
             if int(fact) not in chosen:
                 rows = self._joined(np.full(len(flat), start), features)
                 legal = self.setting.legal(rows).reshape(kinds, others, yielding)
                 best = np.where(legal.any(axis=2), legal.argmax(axis=2), -1)
+                if fact % 2:  # nothing is sharded over one rank, nor is there what to overlap
+                    best = _without_repeats(best, repeats)
                 chosen[int(fact)] = best[kind]
         return chosen
 
@@ -368,10 +371,7 @@ def _core_product(
 ) -> ConfigTable:
     """All cores, with features that run everywhere; most illegal meshes are cut on the way."""
     world = setting.cluster.num_gpus
-    follows = not setting.workload.model.is_moe and "etp" not in narrowed
-    sizes = ("tp", "pp", "cp", "ep") if follows else ("tp", "pp", "cp", "ep", "etp")
-    mesh = _grid({name: axes[name] for name in sizes})
-    mesh.setdefault("etp", mesh["tp"])  # dense models: as tp, which is what null means
+    mesh = _grid({name: axes[name] for name in ("tp", "pp", "cp", "ep", "etp")})
     if prefiltered:
         etp = np.where(mesh["etp"] == 0, mesh["tp"], mesh["etp"])
         exact = world % (mesh["tp"] * mesh["pp"] * mesh["cp"]) == 0
@@ -448,6 +448,10 @@ def _grouped(
     facts = 2 * facts + core.sequence_parallel
     for count in replicas:
         facts = 2 * facts + ((scope.dp % count == 0) & (scope.edp % count == 0))
+    alone = scope.dp * core.cp == 1
+    if setting.workload.model.is_moe:
+        alone &= scope.edp == 1
+    facts = 2 * facts + alone
     layers = -(-setting.workload.model.num_layers // (core.pp * core.vpp))
     order = np.lexsort((layers, facts))
     facts, layers = facts[order], layers[order]
@@ -455,6 +459,28 @@ def _grouped(
     starts = np.concatenate(([0], np.flatnonzero(edges) + 1)) if len(facts) else np.zeros(0, int)
     bounds = np.append(starts, len(facts)).astype(np.int64)
     return core.take(order), _Groups(bounds, facts[starts], layers[starts])
+
+
+def _same_on_one_rank(others: ConfigTable) -> Column:
+    """For each row of the feature axes which run it is where one rank holds a whole replica.
+
+    What is sharded over data-parallel ranks is then whole, whatever the sharding but FSDP (which
+    still gathers and frees), and data-parallel communication has nothing to overlap.
+    """
+    sharding = np.where(others.sharding <= Sharding.ZERO2, Sharding.NONE, others.sharding)
+    free = {name: getattr(others, name) for name in OTHER_COLUMNS}
+    free |= {"sharding": sharding, "overlap": others.overlap & ~int(Overlap.DP)}
+    return np.unique(np.column_stack(list(free.values())), axis=0, return_inverse=True)[1].ravel()
+
+
+def _without_repeats(best: Column, same: Column) -> Column:
+    """``best`` (kinds, others) with -1 for legal rows that repeat an earlier one."""
+    kept = best.copy()
+    for kind in range(len(best)):
+        legal = np.flatnonzero(best[kind] >= 0)
+        _, first = np.unique(same[legal], return_index=True)
+        kept[kind, np.delete(legal, first)] = -1
+    return kept
 
 
 def _grid(axes: Any) -> dict[str, Column]:

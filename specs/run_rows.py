@@ -344,7 +344,7 @@ def _config(
         layout="" if layout == "even" else layout,
         cp=sizes["cp"],
         ep=sizes["ep"] if model.is_moe else 1,
-        etp=sizes["etp"] if model.is_moe else sizes["tp"],
+        etp=sizes["etp"] if model.is_moe else 1,
         mbs=sizes["mbs"],
         schedule=schedule,
         sequence_parallel=sequence_parallel,

@@ -53,6 +53,11 @@ class Experiment:
     settings: StudySettings = field(default_factory=StudySettings)
     source: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Tensor parallelism of experts says nothing where there are none: one value stands."""
+        if not self.workload.model.is_moe and self.baseline.etp in (0, self.baseline.tp):
+            object.__setattr__(self, "baseline", self.baseline.changed(etp=1))
+
     @property
     def min_gpus(self) -> int:
         """Fewest GPUs on which the baseline runs without idle ones: whole TP*PP*CP, ETP*EP*PP."""

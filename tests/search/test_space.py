@@ -137,7 +137,23 @@ def _brute_force(space: Space) -> set[TrainingConfig]:
             & ((table.cp > 1) | (table.cp_comm == int(space.axes["cp_comm"][0])))
         )
         wanted |= _rows(table)
-    return wanted
+    return _each_once(space, wanted)
+
+
+def _each_once(space: Space, configs: set[TrainingConfig]) -> set[TrainingConfig]:
+    """Of configs that are one run, because one rank holds a whole replica, the first."""
+    kept: dict[TrainingConfig, TrainingConfig] = {}
+    world, moe = space.setting.cluster.num_gpus, space.setting.workload.model.is_moe
+    places = {name: space.axes[name].index for name in ("sharding", "overlap")}
+    for config in sorted(configs, key=lambda c: [places[n](getattr(c, n)) for n in places]):
+        run = config
+        experts = config.etp * config.ep if moe else world // config.pp
+        if config.tp * config.pp == world and experts * config.pp == world:
+            whole = config.sharding in (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2)
+            sharding = Sharding.NONE if whole else config.sharding
+            run = config.changed(sharding=sharding, overlap=config.overlap & ~Overlap.DP)
+        kept.setdefault(run, config)
+    return set(kept.values())
 
 
 def _narrowings() -> st.SearchStrategy[dict[str, list[Any]]]:
@@ -159,7 +175,7 @@ def test_enumeration_equals_brute_force(
     narrowing: dict[str, list[Any]], model: str, turbo: bool
 ) -> None:
     if model == "llama3.1-8b":
-        narrowing = narrowing | {"ep": [1], "etp": [1]}
+        narrowing = narrowing | {"ep": [1], "etp": [1]}  # llama has no experts
     workload = Workload(model=catalog.model(model), seq_len=8192, global_batch_size=64)
     cluster = Cluster(name="", gpu=catalog.gpu("MI355X"), num_nodes=2, gpus_per_node=8)
     stack = PRIMUS.model_copy(update={"turbo": turbo})
@@ -225,12 +241,27 @@ def _like(table: ConfigTable, config: TrainingConfig) -> ConfigTable:
 
 
 def test_a_dense_baseline_is_in_its_space() -> None:
-    baseline = TrainingConfig(tp=8, etp=8, pp=2, sequence_parallel=True)
+    baseline = TrainingConfig(tp=8, pp=2, sequence_parallel=True)
     space = _space("llama3.1-70b", baseline=baseline)
     assert baseline in _rows(_all(space))
     table = _all(space)
-    assert np.array_equal(table.etp, table.tp)
+    assert (table.etp == 1).all(), "there are no experts to split"
     assert np.array_equal(table.sequence_parallel, table.tp > 1)
+
+
+def test_what_is_sharded_over_one_rank_is_one_config() -> None:
+    """A node of 8 at tp 8 has no data parallelism: none and zero1 are the same run."""
+    sharded = {"sharding": ["zero1", "none", "fsdp"], "overlap": ["dp", "none"]}
+    baseline = TrainingConfig(tp=8, sequence_parallel=True, overlap=Overlap.DP)
+    mesh = {"pp": [1], "cp": [1], "mbs": [1], "recompute": ["none"], "precision": ["bf16"]}
+    space = _space("llama3.1-8b", 1, 64, baseline, True, tp=[4, 8], **mesh, **sharded)
+    table = _all(space).take(slice(None))
+    alone = table.take(table.tp == 8)
+    pairs = set(zip(alone.sharding.tolist(), alone.overlap.tolist(), strict=True))
+    assert pairs == {(Sharding.ZERO1, Overlap.DP), (Sharding.FSDP, Overlap.DP)}
+    assert baseline in _rows(table)
+    assert set(table.take(table.tp == 4).sharding.tolist()) == {0, 1, 4}
+    assert len(space) == len(table)
 
 
 def test_held_axes_give_way_only_where_they_must() -> None:

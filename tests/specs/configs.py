@@ -69,7 +69,7 @@ def configs(draw: st.DrawFn, model: Model) -> TrainingConfig:
         cp=size(1, 2),
         cp_comm=draw(st.sampled_from(CpComm)),
         ep=size(1, 2, 8) if model.is_moe else 1,
-        etp=draw(st.sampled_from((1, tp))),
+        etp=draw(st.sampled_from((1, tp))) if model.is_moe else 1,
         mbs=size(1, 2, 4),
         schedule=schedule,
         microbatch_group=draw(st.sampled_from((0, pp, 2 * pp))),

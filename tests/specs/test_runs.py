@@ -40,7 +40,7 @@ def read(*rows: dict[str, str]) -> Any:
 def test_defaults_are_those_of_the_format() -> None:
     table = read({})
     config = table.config.config(0)
-    assert (config.cp, config.ep, config.vpp, config.etp) == (1, 1, 1, config.tp)
+    assert (config.cp, config.ep, config.vpp, config.etp) == (1, 1, 1, 1)
     assert config.sharding.label == "none"
     assert table.defaults["etp"] == table.defaults["cp"] == table.defaults["overlap"] == 1
     assert "overlap" not in read({"overlap": "dp"}).defaults

@@ -61,7 +61,8 @@ TURBO_SWITCHES = (
 def read_config(values: Values, model: Model) -> TrainingConfig:
     """The axes that the arguments set, as Megatron and Primus would run them.
 
-    Inert keys are left out with a note; ``etp`` null becomes ``tp``.
+    Inert keys are left out with a note; ``etp`` null becomes ``tp``, and 1 where there are no
+    experts.
 
     Raises:
         InputError: a value is malformed, or two keys contradict each other.
@@ -92,7 +93,7 @@ def _parallel(values: Values, model: Model) -> dict[str, Any]:
         "cp": cp,
         "cp_comm": CP_COMMUNICATION.get(communication, CpComm.P2P),
         "ep": ep,
-        "etp": values.integer("expert_tensor_parallel_size", 1) or tp,
+        "etp": (values.integer("expert_tensor_parallel_size", 1) or tp) if model.is_moe else 1,
         "mbs": values.integer("micro_batch_size", 1) or 1,
         "sequence_parallel": sequence_parallel,
         "microbatch_group": values.integer("microbatch_group_size_per_vp_stage", 1) or 0,

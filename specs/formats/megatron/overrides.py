@@ -48,7 +48,7 @@ def write_config(
     Raises:
         InputError: the framework has no arguments for an axis value.
     """
-    arguments = _parallel(config) | _pipeline(config) | _schedule(config, model, primus)
+    arguments = _parallel(config, model) | _pipeline(config) | _schedule(config, model, primus)
     arguments |= _recompute(config, primus) | _precision(config, primus)
     arguments |= _sharding(config, primus) | _overlap(config)
     arguments |= _dispatcher(config, model, primus)
@@ -60,14 +60,14 @@ def write_config(
     return arguments
 
 
-def _parallel(config: TrainingConfig) -> dict[str, Any]:
+def _parallel(config: TrainingConfig, model: Model) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": config.tp,
         "sequence_parallel": config.sequence_parallel,
         "context_parallel_size": config.cp,
         "cp_comm_type": config.cp_comm.label,
         "expert_model_parallel_size": config.ep,
-        "expert_tensor_parallel_size": config.etp or config.tp,
+        "expert_tensor_parallel_size": (config.etp or config.tp) if model.is_moe else None,
         "micro_batch_size": config.mbs,
     }
 

@@ -129,7 +129,7 @@ def _parallel(values: Values, model: Model, micro_batch: int) -> TrainingConfig:
         tp=tp,
         cp=cp,
         ep=ep,
-        etp=etp,
+        etp=etp if model.is_moe else 1,
         sequence_parallel=sequence_parallel,
         sharding=sharding,
         replicate=replicate,
