@@ -39,6 +39,8 @@ from studies.toolbox.space import ToolSpace
 from studies.toolbox.verdicts import Outcome
 from studies.turns import only_driver
 
+FINISHING = "finishing"
+"""Attribute of a study that is being finished: the comparisons that are done."""
 ARTIFACT_TOKENS = 8
 """Tokens that a written program must generate before it is called running."""
 
@@ -170,12 +172,13 @@ def _study(
         with _planner(request, folder, baseline, found, space, llm) as planner:
             notes += _search(request, ledger, evaluator, space, progress, watch, planner)
             notes += planner.notes() if isinstance(planner, LlmPlanner) else []
-        final = _final(request, evaluator, space, progress)
+        final = _final(request, ledger, evaluator, space, progress)
         ledger.describe(
             {
                 "baseline": baseline.as_json(),
                 "final": final.as_json() if final else None,
                 "finished_after": len(progress.outcomes),
+                FINISHING: [],
             }
         )
     return _result(request, ledger, folder, baseline, found, space, progress, final, notes)
@@ -253,15 +256,29 @@ def _search(
 
 
 def _final(
-    request: Request, evaluator: Evaluator, space: ToolSpace, progress: Progress
+    request: Request,
+    ledger: BundleLedger,
+    evaluator: Evaluator,
+    space: ToolSpace,
+    progress: Progress,
 ) -> FinalStack | None:
-    """The best bundle measured again as a whole and tool by tool."""
+    """The best bundle measured again as a whole and tool by tool; each comparison is kept at once,
+    so that a study that is stopped here goes on here."""
     if progress.contender is None:
         return None
     evaluator.tell("measuring the best stack again, as a whole and without each tool")
+    held = [Outcome.from_json(item) for item in ledger.held(FINISHING) or []]
+    known = {(outcome.bundle, outcome.base): outcome for outcome in held}
+
+    def evaluate(bundle: Bundle, base: Bundle) -> Outcome:
+        if (bundle, base) not in known:
+            known[bundle, base] = evaluator.evaluate(bundle, base)
+            ledger.describe({FINISHING: [outcome.as_json() for outcome in known.values()]})
+        return known[bundle, base]
+
     return finish(
         progress.contender.bundle,
-        evaluator.evaluate,
+        evaluate,
         lambda bundle: not space.why_illegal(bundle),
         request.threshold,
     )

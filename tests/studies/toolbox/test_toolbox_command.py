@@ -20,6 +20,7 @@ from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.ledger import BundleLedger
 from studies.toolbox.models import ModelSource
 from studies.toolbox.request import read_request, shipped_requests
+from studies.toolbox.search import FinalStack
 from studies.toolbox.verdicts import Outcome, Verdict
 from studies.toolbox.workload import Generation
 from tests.studies.conftest import Ran
@@ -62,8 +63,16 @@ def test_a_study_from_profile_to_verdicts_and_again_without_a_process(
     assert len(blocks[0]["order"]) == 9
     assert {"wall_s", "cpu_s", "load_average"} <= set(blocks[0]["runs"]["candidate"][0])
     assert {"start", "baseline", "block", "outcome"} <= {event["event"] for event in events}
+    for line in ("profiling the baseline", "measuring input_padding=64", f"{padded['verdict']} "):
+        assert line in ran.err
     assert (out / "small" / "report.html").stat().st_size > 10_000
     held = optuna.load_study(study_name="small", storage=f"sqlite:///{out}/foretune.db")
+    shown = held.system_attrs
+    assert "kept: " in shown["dashboard:note_str:0"]
+    assert "prompt tokens" in shown[f"dashboard:{held.trials[0]._trial_id}:note_str:0"]
+    assert any(key.startswith("dashboard:plot_data:time_of_the_baseline") for key in shown)
+    assert held.trials[0].duration is not None
+    assert held.trials[0].duration.total_seconds() == pytest.approx(padded["cost_s"], abs=0.01)
     assert [t.user_attrs["verdict"] for t in held.trials] == [
         verdict["verdict"] for verdict in result["verdicts"]
     ]
@@ -71,8 +80,18 @@ def test_a_study_from_profile_to_verdicts_and_again_without_a_process(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a finished study must start no process")
 
+    # As if the stack was proven: its programs ran, and must not run again.
+    proven = Outcome.from_json(padded | {"verdict": "keep"})
+    final = FinalStack(proven.bundle, (proven,), (), ()).as_json()
+    said = dict.fromkeys(NAMES[:2], "run 1: 7.0 tokens/s")
+    held.set_user_attr("final", final)
+    held.set_user_attr("programs", {"stack": padded["bundle"], "said": said})
+
     monkeypatch.setattr(subprocess, "Popen", refuse)
     again = foretune("toolbox", study, "--out", out, "--json")
+    assert again.json["kept"] == padded["bundle"]
+    assert again.json["programs"] == said
+    assert (out / "small" / NAMES[2]).is_file()
     assert again.code == 0, again.err
     assert again.json["verdicts"] == result["verdicts"]
     assert any("resuming" in note for note in again.json["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +16,11 @@ from specs.errors import InputError
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.decision import Rule
 from studies.toolbox.evaluation import Evaluator
-from studies.toolbox.models import ModelSource
+from studies.toolbox.models import ModelSource, check_causal, load_model
 from studies.toolbox.process import Launch, Worker, WorkerError
 from studies.toolbox.verdicts import Verdict
 from studies.toolbox.workload import Generation
+from tests.studies.toolbox.tiny import TINY, tiny_model
 
 pytestmark = pytest.mark.usefixtures("needs_torch")
 MATH = Bundle.of({"sdpa_attention": "math"})
@@ -83,6 +85,7 @@ def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path)
         ("sees_the_future", "cpu", "is not causal"),
         ("is_no_model", "cpu", "returns int"),
         ("nowhere", "cpu", "cannot be imported"),
+        ("raises_at_once", "cpu", "raised PermissionError: no licence for these weights"),
     ],
 )
 def test_a_model_that_cannot_serve_is_refused_in_a_sentence(
@@ -91,6 +94,55 @@ def test_a_model_that_cannot_serve_is_refused_in_a_sentence(
     evaluator = Evaluator(launch(tmp_path, factory, device), Rule(), silent)
     with pytest.raises(InputError, match=words):
         evaluator.prepare()
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_not_filled_up_at_random(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny_model().save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    source = ModelSource.of(str(tmp_path))
+    load_model(source, "checkpoint", "cpu", 0)
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 1 weights, model\.norm\.weight"):
+        load_model(source, "checkpoint", "cpu", 0)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(source, "checkpoint", "cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "model_type"),
+        ({"model_type": "llama"}, "states no hidden_size, num_hidden_layers"),
+        ({k: v for k, v in TINY.items() if k != "vocab_size"}, "states no vocab_size"),
+        (TINY | {"num_attention_heads": "x"}, "expected int, got str"),
+        (TINY | {"hidden_size": -4}, "makes no causal language model"),
+        ({"model_type": "t5", "d_model": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 64},
+         "T5Config"),
+    ],
+)  # fmt: skip
+def test_a_config_that_makes_no_model_is_refused(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=words) as error:
+        load_model(ModelSource.of(str(path)), "checkpoint", "cpu", 0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_encoder_is_not_taken_for_a_causal_model(dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    path.write_text(json.dumps(config | {"num_attention_heads": 2, "intermediate_size": 64}))
+    model = load_model(ModelSource.of(str(path)), dtype, "cpu", 0)
+    with pytest.raises(InputError, match="is not causal"):
+        check_causal(model, "cpu")
 
 
 def test_no_gpu_is_said_in_a_sentence(tmp_path: Path) -> None:

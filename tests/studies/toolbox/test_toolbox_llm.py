@@ -8,6 +8,7 @@ import numpy as np
 
 from search.llm.asking import Request, Scripted
 from studies.toolbox.bundle import Bundle
+from studies.toolbox.experts import simulated_expert
 from studies.toolbox.planners.llm import BundleGround, LlmPlanner, facts_of
 from studies.toolbox.search import Progress, spend
 from tests.studies.toolbox.test_toolbox_search import bundles, gain, outcome
@@ -76,6 +77,21 @@ def test_a_model_that_misleads_loses_its_say() -> None:
     _, names = run(model(-1.0), 15)
     assert names.count("llm") <= 3
     assert "llm" not in names[-5:]
+
+
+def test_an_expert_is_worth_what_it_knows() -> None:
+    known = {bundle: gain(bundle) for bundle in bundles()}
+
+    def found(correlation: float) -> int:
+        """Bundles evaluated until the best one."""
+        progress = Progress(bundles())
+        planner = simulated_expert(known, correlation, 0)
+        spend(planner, progress, lambda s: outcome(s.bundle), len(known))
+        best = max(known, key=lambda bundle: known[bundle])
+        return list(progress.outcomes).index(best)
+
+    assert found(1.0) == 2  # one bundle in three is its own
+    assert found(1.0) < found(-1.0)
 
 
 def test_a_model_that_fails_leaves_the_acquisition_alone() -> None:

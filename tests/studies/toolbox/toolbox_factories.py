@@ -83,3 +83,7 @@ def sees_the_future() -> Any:
 
 def is_no_model() -> Any:
     return 7
+
+
+def raises_at_once() -> Any:
+    raise PermissionError("no licence for these weights")
