@@ -40,8 +40,8 @@ CANDIDATE_SHARE = 0.75
 """Variance of candidate against the mean of two copies over that of copy against copy: 1.5 / 2."""
 INSTANCE_SD = 0.01
 """Log sd between processes of one program. Measured: 0.5% among 7 copies on a CPU, 0.7% over the 6
-operating points of ``data/mi300x_null_knob.csv``, 1 to 2% on a CPU that others use
-(``data/factorial_cpu.jsonl``, block medians beyond what their rounds explain)."""
+operating points of ``data/mi300x_null_knob.csv``, 2% on a CPU that others use (the three pairs of
+copies in ``data/factorial_cpu.jsonl`` differ by 4.9%, 0.8% and 2.2% of process time)."""
 PRIOR_DF = 4.0
 """Degrees of freedom that the expected variance is worth (assumed; limma fits 3 to 5 as a rule)."""
 HOPELESS = 1.5

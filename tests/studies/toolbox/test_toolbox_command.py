@@ -7,20 +7,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
 import yaml
 
 from specs.errors import InputError
+from studies.progress import untold
 from studies.storage import storage_address
 from studies.toolbox.artifact import NAMES, program, run_program, write_artifact
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.ledger import BundleLedger
 from studies.toolbox.models import ModelSource
 from studies.toolbox.request import read_request, shipped_requests
-from studies.toolbox.search import FinalStack
+from studies.toolbox.search import FinalStack, Progress
+from studies.toolbox.study import _final
 from studies.toolbox.verdicts import Outcome, Verdict
 from studies.toolbox.workload import Generation
 from tests.studies.conftest import Ran
@@ -173,6 +178,31 @@ def test_the_ledger_gives_back_what_it_was_given(verdict: Verdict, tmp_path: Pat
     if complete:
         violated = any(value > 0 for value in trial.constraints.values())
         assert violated == (verdict in (Verdict.WRONG, Verdict.OUT_OF_MEMORY))
+
+
+def test_a_study_stopped_while_it_finishes_goes_on_there(tmp_path: Path) -> None:
+    ledger = BundleLedger.open(storage_address(None, tmp_path / "study.db"), "study", {})
+    best = outcome(Verdict.KEEP)
+    progress = Progress([best.bundle], {best.bundle: best})
+    asked: list[tuple[Bundle, Bundle]] = []
+
+    def finished(most: int) -> FinalStack | None:
+        def evaluate(bundle: Bundle, base: Bundle) -> Outcome:
+            if len(asked) == most:
+                raise KeyboardInterrupt
+            asked.append((bundle, base))
+            return replace(best, bundle=bundle, base=base)
+
+        evaluator: Any = SimpleNamespace(evaluate=evaluate, tell=untold)
+        space: Any = SimpleNamespace(why_illegal=lambda _bundle: [])
+        request: Any = SimpleNamespace(threshold=0.02)
+        return _final(request, ledger, evaluator, space, progress)
+
+    with pytest.raises(KeyboardInterrupt):
+        finished(2)
+    final = finished(3)
+    assert final is not None
+    assert len(asked) == len(set(asked)) == len(final.whole) + len(final.leave_one_out) == 3
 
 
 def test_another_workload_is_another_study(tmp_path: Path) -> None:
