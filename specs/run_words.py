@@ -78,6 +78,9 @@ _NO_FLASH = re.compile(
 _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
 _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
 _EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
+_ONE_PEER_EXCHANGE = re.compile(
+    r"(?:naive|one-?shot)[^;,]{0,40}(?:a2a|all[-_ ]?to[-_ ]?all)", re.IGNORECASE
+)
 _BALANCED_ROUTING = re.compile(r"forced? (?:load[- ])?balanc|balanced routing", re.IGNORECASE)
 _NATURAL_ROUTING = re.compile(
     r"force_load_balancing=false|natural routing|routing skew|real (?:C4 )?data", re.IGNORECASE
@@ -177,6 +180,7 @@ def stack_of(
         full_iteration_graphs=_WHOLE_GRAPHS.search(notes) is not None,
         compiled=compiled,
         compiled_loss=compiled and _compiles_loss(family, source_date, notes),
+        one_peer_exchange=_ONE_PEER_EXCHANGE.search(notes) is not None,
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,

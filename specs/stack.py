@@ -93,6 +93,9 @@ class Stack(BaseModel):
     compiled_loss: bool = Field(False, description="the loss runs through torch.compile")
     gradient_accumulation_fusion: bool = True
     grouped_gemm: bool = True
+    one_peer_exchange: bool = Field(
+        False, description="experts' all-to-all copies to one peer after another"
+    )
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
     weight_offload_fraction: float = Field(0.0, ge=0, le=1)

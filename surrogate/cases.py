@@ -129,6 +129,7 @@ class StackColumns(Columns):
     expandable_segments: Column
     cuda_graphs: Column
     full_iteration_graphs: Column
+    one_peer_exchange: Column
     optimizer_offload_fraction: Column
     weight_offload_fraction: Column
     runtime_gib: Column

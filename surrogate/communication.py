@@ -73,12 +73,16 @@ def all_reduce_s(total_bytes: Any, members: Group, network: Network) -> Column:
     return 2.0 * all_gather_s(total_bytes, members, network)
 
 
-def all_to_all_s(rank_bytes: Any, members: Group, network: Network) -> Column:
+def all_to_all_s(rank_bytes: Any, members: Group, network: Network, turns: Any = 1.0) -> Column:
     """Time of an all-to-all in which each rank holds ``rank_bytes``, spread evenly over all ranks.
 
     Inside a domain over the links and between domains over one NIC a rank, both at once.
+
+    Args:
+        turns: parts into which the exchange inside a domain falls, one after another, each over
+            its share of the links.
     """
-    inside = rank_bytes * (members.in_domain - 1) / members.size / network.alltoall_link
+    inside = rank_bytes * (members.in_domain - 1) / members.size / network.alltoall_link * turns
     outside = rank_bytes * (members.size - members.in_domain) / members.size
     result: Column = np.maximum(inside, outside / network.alltoall_nic)
     return result + _latency_s(members, network)

@@ -82,7 +82,10 @@ def _expert_exchange(op: Operators, own: Any, copies: Any, topk: Any) -> Column:
     config = op.config
     members = group(config.ep, config.etp, op.domain)
     row_bytes = op.model.hidden_size * BYTES
-    plain = 2.0 * all_to_all_s(copies * row_bytes, members, op.network)
+    # A mesh has a link of its own to every peer: copying to one after another leaves the rest idle.
+    serial = op.cases.stack.one_peer_exchange & op.cluster.is_amd
+    turns = np.where(serial, np.maximum(members.in_domain - 1, 1), 1)
+    plain = 2.0 * all_to_all_s(copies * row_bytes, members, op.network, turns)
     once = dispatch_s(own * copies / (own * topk) * row_bytes, topk, members, op.network)
     by_kernel = 2.0 * once
     world = group(config.ep * config.etp, 1, op.domain)

@@ -47,6 +47,7 @@ class StackFile(BaseModel):
     full_iteration_graphs: bool | None = None
     gradient_accumulation_fusion: bool | None = None
     grouped_gemm: bool | None = None
+    one_peer_exchange: bool | None = None
     turbo: bool | None = None
     optimizer_offload_fraction: float | None = Field(None, ge=0, le=1)
     runtime_gib: float | None = Field(None, ge=0, le=1024)

@@ -159,6 +159,16 @@ def test_words_about_the_run_are_read() -> None:
     assert [stack.full_iteration_graphs for stack in table.stacks] == [False, False, False, True]
 
 
+def test_an_exchange_that_is_called_naive_goes_peer_by_peer() -> None:
+    table = read(
+        {"notes": "dropless; naive one-shot ragged a2a"},
+        {"notes": "one-shot all-to-all"},
+        {"notes": "naive data loader; alltoall dispatcher"},
+        {"notes": "RCCL ragged_all_to_all"},
+    )
+    assert [stack.one_peer_exchange for stack in table.stacks] == [True, True, False, False]
+
+
 def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     bridge = {
         "framework": "Megatron-Bridge", "model": "qwen3-30b-a3b", "gpu": "B200", "ep": "8",

@@ -80,6 +80,17 @@ def test_deepep_gains_with_topk_and_across_nodes() -> None:
     assert deduplicated < plain
 
 
+def test_copies_to_one_peer_after_another_leave_the_links_of_a_mesh_idle() -> None:
+    one_by_one = Stack(one_peer_exchange=True)
+
+    def exchange(gpu: str, stack: Stack) -> float:
+        return float(part(study(BASE, gpu=gpu, stack=stack), "ep")[0])
+
+    mesh = exchange("MI355X", one_by_one) / exchange("MI355X", Stack())
+    assert 6.5 < mesh < 7.0, "one of seven links is in use; the latency stays"
+    assert exchange("H100-SXM", one_by_one) == exchange("H100-SXM", Stack())
+
+
 def test_network_of_the_cluster_counts() -> None:
     cases = study(BASE.changed(ep=8), BASE.changed(tp=8, pp=1, ep=8, sequence_parallel=True))
     slow = with_cluster(cases, link_bytes_per_s=float(cases.cluster.link_bytes_per_s) / 10)
