@@ -21,7 +21,7 @@ from specs.errors import InputError
 from studies.progress import Tell
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.decision import Floats, contrasts
-from studies.toolbox.measurement import ARMS
+from studies.toolbox.measurement import ARMS, interleaved
 from studies.toolbox.process import Launch, Worker, WorkerError
 
 SCHEMA_VERSION = 1
@@ -132,11 +132,7 @@ def _cell(
         with Worker(launch, bundle) as candidate:
             warm_up = candidate.ask("warm_up")
             arms = {"base": base, "control": control, "candidate": candidate}
-            runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-            for _ in range(pairs):
-                for index in generator.permutation(len(ARMS)):
-                    arm = ARMS[index]
-                    runs[arm].append(arms[arm].ask("run"))
+            runs, _ = interleaved(arms, pairs, generator)
             row["preparing_s"] = round(candidate.facts["start_s"] + sum(warm_up["times_s"]), 3)
     except WorkerError as error:
         return row | {"failure": str(error)}

@@ -142,13 +142,7 @@ class Series:
                 self._warm_up_s[arm] = self._warm[arm].ask("warm_up")["times_s"]
             warm_up_s = self._warm_up_s | {"candidate": worker.ask("warm_up")["times_s"]}
             arms = {**self._warm, "candidate": worker}
-            runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-            order: list[str] = []
-            for _ in range(self.rule.pairs):
-                for index in self._generator.permutation(len(ARMS)):
-                    arm = ARMS[index]
-                    runs[arm].append(arms[arm].ask("run"))
-                    order.append(arm)
+            runs, order = interleaved(arms, self.rule.pairs, self._generator)
         finally:
             worker.close()
         return Block(runs=runs, order=order, warm_up_s=warm_up_s)
@@ -190,6 +184,20 @@ class Series:
             return [self.metric]
         on_gpu = "device_s" in block.runs["base"][0]
         return ["wall_s"] if on_gpu or self.launch.threads > 1 else ["wall_s", "cpu_s"]
+
+
+def interleaved(
+    arms: Mapping[str, ArmProcess], rounds: int, generator: np.random.Generator
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Rounds in which every arm runs once, in random order; gives runs by arm, and the order."""
+    runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    order: list[str] = []
+    for _ in range(rounds):
+        for index in generator.permutation(len(ARMS)):
+            arm = ARMS[index]
+            runs[arm].append(arms[arm].ask("run"))
+            order.append(arm)
+    return runs, order
 
 
 def _medians(blocks: list[Block], arm: str) -> dict[str, float]:
