@@ -35,6 +35,7 @@ GROUPS: Mapping[str, tuple[float, tuple[str, ...]]] = {
 """Constants that move together, and the sd of their logarithm between stacks of one framework:
 that of the priors. Twice as wide corrects other runs of a Fold equally well, half as wide less
 after one peak."""
+_GROUP_SD = np.array([sd for sd, _ in GROUPS.values()])
 PEAK_SD = 0.03
 """Scatter of log peaks around right constants: rounding, unstated settings."""
 STEP = 1e-3
@@ -107,12 +108,16 @@ class MemoryFacts:
         return found
 
     def leave_one_out(self) -> Floats:
-        """log(measured / reading projected by the other peaks of the stack), shape (r,)."""
+        """log(measured / reading projected by the other peaks of the stack), shape (r,).
+
+        Rasmussen, Williams (2006), equation 5.12; the scatter of each is that found among all.
+        """
         left = np.empty(len(self))
-        for row, name in enumerate(self.frameworks):
-            others = [r for r, other in enumerate(self.frameworks) if other == name and r != row]
-            moved = _posterior_mean(self.slopes[others], self.errors[others])
-            left[row] = self.errors[row] - self.slopes[row] @ moved
+        for name in dict.fromkeys(self.frameworks):
+            rows = np.array([framework == name for framework in self.frameworks])
+            errors = self.errors[rows]
+            inverse = np.linalg.inv(_covariance(self.slopes[rows], errors))
+            left[rows] = inverse @ errors / np.diag(inverse)
         return left
 
     def factors(self, framework: str) -> dict[str, float]:
@@ -218,11 +223,15 @@ def _frameworks(cases: Cases) -> list[str]:
     return [names[index] for index in np.broadcast_to(cases.stack_index, (len(cases),))]
 
 
+def _covariance(slopes: Floats, errors: Floats) -> Floats:
+    """Covariance of r peaks of one stack, scatter included, shape (r, r)."""
+    spread = slopes * _GROUP_SD
+    prior: Floats = spread @ spread.T
+    return prior + np.diag(student_noise(prior, errors, np.full(len(errors), PEAK_SD)))
+
+
 def _posterior_mean(slopes: Floats, errors: Floats) -> Floats:
     """Logs of the factors on GROUPS that r peaks of one stack make likely, shape (g,)."""
-    spread = slopes * np.array([sd for sd, _ in GROUPS.values()])
-    prior = spread @ spread.T
-    noise = student_noise(prior, errors, np.full(len(errors), PEAK_SD))
-    weights = np.linalg.solve(prior + np.diag(noise), errors)
-    mean: Floats = np.square([sd for sd, _ in GROUPS.values()]) * (slopes.T @ weights)
+    weights = np.linalg.solve(_covariance(slopes, errors), errors)
+    mean: Floats = np.square(_GROUP_SD) * (slopes.T @ weights)
     return mean
