@@ -39,7 +39,7 @@ CHUNK_ROWS = 1 << 14
 STUDENT_DEGREES = 4.0
 """Tails of the errors of projections: 90% of those on Folds left out are within 1.9, 95% within 2.4
 times what two thirds are within (measured on published runs, 30 November 2026)."""
-TWO_THIRDS = float(stdtrit(STUDENT_DEGREES, ndtr(1.0)))
+TWO_THIRDS = float(stdtrit(STUDENT_DEGREES, float(ndtr(1.0))))
 """What two thirds of a Student-t variable stay within, as of a Gaussian within one sd."""
 
 
