@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 
 from search.space import Space
+from specs.errors import InputError
 from studies.durability import PRELOADED, durability_job
 from studies.ledger import Ledger
 from studies.oracles import Evaluation
 from studies.queue import OPEN, Queue, worker_name
 from studies.storage import StorageAddress, open_storage, patiently
-
-PATIENCE_S = 300.0
+from studies.worker import PATIENCE_S
 
 
 @dataclass(frozen=True)
 class Clients:
-    """What was measured; ``doubled`` and ``lost`` must be 0.
+    """What was measured; ``doubled``, ``lost`` and ``gave_up`` must be 0.
+
+    ``gave_up`` are clients that the storage did not answer for ``PATIENCE_S``.
 
     Times are seconds; ``claim_s`` and ``tell_s`` are the medians and 95th percentiles that a client
     saw, waiting for the server and for its own share of this machine included.
@@ -36,6 +38,7 @@ class Clients:
     claim_s: tuple[float, float]
     tell_s: tuple[float, float]
     refused_connections: int
+    gave_up: int
     lost: int
     doubled: int
     late: int
@@ -89,6 +92,7 @@ def measure_clients(address: StorageAddress, clients: int, trials: int) -> Clien
         claim_s=_percentiles([s for answer in spent for s in answer["claim_s"]]),
         tell_s=_percentiles([s for answer in spent for s in answer["tell_s"]]),
         refused_connections=sum(answer["refused"] for answer in spent),
+        gave_up=sum(answer["gave_up"] for answer in spent),
         lost=sum(not trial.state.is_finished() for trial in held),
         doubled=sum(count - 1 for count in told.values()),
         late=len(Queue(address, name).late()),
@@ -114,23 +118,28 @@ def _client(address: StorageAddress, name: str, start: Any, answers: Any) -> Non
         refused[sentence] += 1
 
     start.wait()
-    while True:
-        began = time.monotonic()
-        task = patiently(lambda: queue.claim(worker), PATIENCE_S, heard)
-        if task is None:
-            break
-        claim_s.append(time.monotonic() - began)
-        outcome = Evaluation(float(task.number), -1.0, 1.0, {"trust": "none"}, 0.0)
-        began = time.monotonic()
-        patiently(partial(queue.finish, task, outcome, worker), PATIENCE_S, heard)
-        tell_s.append(time.monotonic() - began)
-        told.append(task.number)
-        queue.disconnect()
+    gave_up = False
+    try:
+        while True:
+            began = time.monotonic()
+            task = patiently(lambda: queue.claim(worker), PATIENCE_S, heard)
+            if task is None:
+                break
+            claim_s.append(time.monotonic() - began)
+            outcome = Evaluation(float(task.number), -1.0, 1.0, {"trust": "none"}, 0.0)
+            began = time.monotonic()
+            patiently(partial(queue.finish, task, outcome, worker), PATIENCE_S, heard)
+            tell_s.append(time.monotonic() - began)
+            told.append(task.number)
+            queue.disconnect()
+    except InputError:
+        gave_up = True
     answers.put(
         {
             "claim_s": claim_s,
             "tell_s": tell_s,
             "told": told,
             "refused": refused.total(),
+            "gave_up": gave_up,
         }
     )

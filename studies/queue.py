@@ -108,19 +108,17 @@ class Queue:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        waiting = self._in_state(TrialState.WAITING)
+        waiting = self._waiting()
         # Workers that look at the same moment would all reach for the first one.
-        for trial in random.sample(waiting, len(waiting)):
+        for trial_id in random.sample(waiting, len(waiting)):
             with self._turn_on_file():
                 try:
-                    if not self._storage.set_trial_state_values(
-                        trial._trial_id, state=TrialState.RUNNING
-                    ):
+                    if not self._storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
                         continue
                 except UpdateFinishedTrialError:
                     continue
-                self._storage.set_trial_user_attr(trial._trial_id, WORKER, worker)
-            return _task(trial)
+                self._storage.set_trial_user_attr(trial_id, WORKER, worker)
+            return _task(self._storage.get_trial(trial_id))
         return None
 
     def beat(self, task: Task, sign: str) -> bool:
@@ -192,8 +190,22 @@ class Queue:
         """The numbers and workers of results that came after another one."""
         return sorted(k.removeprefix(LATE) for k in self.attributes() if k.startswith(LATE))
 
-    def _in_state(self, state: Any) -> list[FrozenTrial]:
-        return self._storage.get_all_trials(self._id, deepcopy=False, states=(state,))
+    def _waiting(self) -> list[int]:
+        """The ids of the trials that wait.
+
+        Of a database only these are read: Optuna would read every parameter and attribute of every
+        waiting trial, at every claim.
+        """
+        from optuna.trial import TrialState
+        from sqlalchemy import text
+
+        engine = getattr(self._storage, "engine", None)
+        if engine is None:
+            found = self._storage.get_all_trials(self._id, False, (TrialState.WAITING,))
+            return [trial._trial_id for trial in found]
+        query = text("select trial_id from trials where study_id = :study and state = 'WAITING'")
+        with engine.connect() as connection:
+            return list(connection.scalars(query, {"study": self._id}))
 
     def _turn(self, number: int) -> AbstractContextManager[object]:
         """The right to change one trial, over all clients of the storage."""

@@ -34,7 +34,7 @@ def clients_command(
     output.result(found.as_json())
     if not as_json:
         output.table("clients on one storage", ("", ""), _rows(found.as_json()))
-    if found.lost or found.doubled:
+    if found.lost or found.doubled or found.gave_up:
         raise typer.Exit(1)
 
 

@@ -382,3 +382,4 @@ def test_sixteen_clients_claim_and_tell_each_trial_once(postgres: Postgres, tmp_
     address = storage_address(postgres.database("clients"), tmp_path / "x.db")
     found = measure_clients(address, clients=16, trials=32)
     assert (found.trials, found.lost, found.doubled, found.late) == (32, 0, 0, 0)
+    assert found.gave_up == 0
