@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from collectors.logs.formats import format_of
-from collectors.logs.mlperf import gpu_in
 from collectors.logs.reader import read_log
 from collectors.logs.rows import MeasuredRun, measured_run
 from collectors.text import Truncation, read_blocks
@@ -112,9 +111,15 @@ def is_trace(path: Path) -> bool:
 
 def _trace(path: Path, stated: Mapping[str, str]) -> TraceReading:
     trace = read_trace(path)
-    name = stated.get("gpu") or gpu_in(trace.device_name) or gpu_of_path(path)
-    gpu = catalog.gpu(name).name if name else ""
     notes = list(trace.notes)
+    named = stated.get("gpu") or gpu_of_path(path)
+    gpu = catalog.gpu(named).name if named else ""
+    if trace.device_name and not stated.get("gpu"):
+        try:
+            gpu = catalog.gpu(trace.device_name).name
+        except InputError:
+            # A variant is another product: an A100-PCIE is no A100.
+            gpu = ""
     if not gpu:
         notes.append(
             f"the catalog has no GPU {trace.device_name!r}; --set gpu=NAME states which it is"

@@ -193,3 +193,18 @@ def test_hostile_traces_are_one_sentence(tmp_path: Path, content):
     path.write_text(content)
     with pytest.raises(InputError):
         ingest(path, {})
+
+
+@pytest.mark.parametrize(
+    ("printed", "gpu"), [("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-PCIE-40GB", "")]
+)
+def test_a_device_is_no_other_product_of_its_name(printed: str, gpu: str, tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 5, "args": {"device": 0}}
+    content = {"deviceProperties": [{"id": 0, "name": printed}], "traceEvents": [kernel]}
+    path = tmp_path / "a100" / "trace.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(content))
+    trace = ingest(path, {}).trace
+    assert trace is not None
+    assert trace.gpu == gpu
+    assert any("has no GPU" in note for note in trace.notes) == (not gpu)
