@@ -78,7 +78,7 @@ def program(source: ModelSource, dtype: str, work: Generation, device: str, bund
         _source("generation.py"),
         'def load(device: str = "cpu") -> Generator:',
         '    """The model, ready to generate."""',
-        *(f"    {line}" for line in _load_lines(source, dtype)),
+        *(f"    {line}".rstrip() for line in _load_lines(source, dtype)),
         "    model = model.to(device).eval().requires_grad_(False)",
         *lines,
         f"    return Generator(model{call})",

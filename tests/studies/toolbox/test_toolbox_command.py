@@ -72,7 +72,7 @@ def test_a_study_from_profile_to_verdicts_and_again_without_a_process(
         assert line in ran.err
     assert (out / "small" / "report.html").stat().st_size > 10_000
     held = optuna.load_study(study_name="small", storage=f"sqlite:///{out}/foretune.db")
-    shown = held.system_attrs
+    shown = held._storage.get_study_system_attrs(held._study_id)
     assert "kept: " in shown["dashboard:note_str:0"]
     assert "prompt tokens" in shown[f"dashboard:{held.trials[0]._trial_id}:note_str:0"]
     assert any(key.startswith("dashboard:plot_data:time_of_the_baseline") for key in shown)
@@ -86,7 +86,7 @@ def test_a_study_from_profile_to_verdicts_and_again_without_a_process(
         raise AssertionError("a finished study must start no process")
 
     # As if the stack was proven: its programs ran, and must not run again.
-    proven = Outcome.from_json(padded | {"verdict": "keep"})
+    proven = Outcome.from_json(held.trials[0].user_attrs["outcome"] | {"verdict": "keep"})
     final = FinalStack(proven.bundle, (proven,), (), ()).as_json()
     said = dict.fromkeys(NAMES[:2], "run 1: 7.0 tokens/s")
     held.set_user_attr("final", final)
