@@ -67,7 +67,7 @@ def test_a_copy_is_not_kept_under_normal_noise_between_and_within_processes(sd: 
 def test_a_copy_is_not_kept_and_a_true_gain_is_on_the_noise_of_a_busy_cpu() -> None:
     pairs = control_ratios(read_table(shipped_table(), "cpu_s"))
     assert paired_keep_rates(pairs, 0.0, Rule(), SERIES, seed=11).keep <= 0.05
-    assert paired_keep_rates(pairs, 0.05, Rule(), SERIES, seed=12).keep >= 0.80
+    assert paired_keep_rates(pairs, 0.05, Rule(), SERIES, seed=12).keep >= 0.75
 
 
 def test_looks_together_cross_their_bounds_as_often_as_promised() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from studies.toolbox.decision import Rule
 from studies.toolbox.evaluation import Evaluator
 from studies.toolbox.models import ModelSource, check_causal, load_model
 from studies.toolbox.process import Launch, Worker, WorkerError
+from studies.toolbox.runtime import Observation
+from studies.toolbox.tools import TOOLBOX
 from studies.toolbox.verdicts import Verdict
 from studies.toolbox.workload import Generation
 from tests.studies.toolbox.tiny import TINY, tiny_model
@@ -68,6 +71,22 @@ def test_a_worker_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
     assert outcome.verdict is Verdict.FAILED
     # A loaded machine may take that long to load the model already.
     assert "within 30 s and was ended" in outcome.sentence
+
+
+@pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("g++", "clang++", "c++")), reason="no C++ compiler"
+)
+def test_compiling_is_proven_by_graphs_and_none_is_new_after_warm_up(tmp_path: Path) -> None:
+    compiled = Bundle.of({"torch_compile": "default", "kv_cache_config": "static"})
+    with Worker(launch(tmp_path, "plain", timeout_s=600), compiled) as worker:
+        warm_up = worker.ask("warm_up")
+        run = worker.ask("run")
+        seen = Observation.from_json(worker.ask("observe"))
+    assert warm_up["compile_s"] > warm_up["times_s"][-1]
+    assert run["late_graphs"] == 0
+    proof = TOOLBOX["torch_compile"].proof("default", seen, seen)
+    assert proof.changed, proof.sentence
+    assert any((tmp_path / "compiled").iterdir()), "compiled code belongs to the study"
 
 
 def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path) -> None:
