@@ -369,7 +369,7 @@ def _overlap(row: dict[str, str], usual: Overlap, words: Words, defaults: Counte
     if row.get("overlap"):
         return Overlap.parse(row["overlap"])
     defaults["overlap"] += 1
-    return usual | Overlap.EP if words.overlaps_expert_parallel else usual
+    return usual | words.overlapped
 
 
 def _precision(row: dict[str, str], defaults: Counter[str]) -> Precision:

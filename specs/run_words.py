@@ -77,7 +77,15 @@ _NO_FLASH = re.compile(
 """Megatron's own layers (``transformer-impl=local``) store scores unless flash is asked for."""
 _EXPANDABLE = re.compile(r"(?<!without )expandable[_ ]segments", re.IGNORECASE)
 _TURBO = re.compile(r"primus-?turbo|(?<![a-z])turbo(?![a-z])", re.IGNORECASE)
-_EP_OVERLAP = re.compile(r"moe_a2a_overlap=True|EP overlap on|1f1b a2a overlap", re.IGNORECASE)
+_OVERLAPPED = {
+    Overlap.DP: re.compile(r"overlap[-_ ](?:grad[-_ ]reduce|param[-_ ]gather)", re.IGNORECASE),
+    Overlap.TP: re.compile(
+        r"(?<!no )tp[-_ ]comm[-_ ]overlap(?!=false| off)|async[-_ ]?tp", re.IGNORECASE
+    ),
+    Overlap.EP: re.compile(
+        r"moe_a2a_overlap=true|(?<!no )(?:ep|a2a)[- ]overlap(?!=false| off)", re.IGNORECASE
+    ),
+}
 _ONE_PEER_EXCHANGE = re.compile(
     r"(?:naive|one-?shot)[^;,]{0,40}(?:a2a|all[-_ ]?to[-_ ]?all)", re.IGNORECASE
 )
@@ -123,7 +131,7 @@ class Words(NamedTuple):
     two_p_zero_bubble: bool
     recompute_modules: str
     layout: str
-    overlaps_expert_parallel: bool
+    overlapped: Overlap
     without_mtp: bool
     cross_entropy_fusion: bool
     node_bytes_per_s: float
@@ -149,12 +157,21 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         two_p_zero_bubble=_ZB_DOUBLE.search(run_id) is not None,
         recompute_modules=modules[1].replace(" ", "+") if modules else "",
         layout=layout[1] if layout else "",
-        overlaps_expert_parallel=_EP_OVERLAP.search(notes) is not None,
+        overlapped=_overlapped(notes),
         without_mtp=_NO_MTP.search(text) is not None,
         cross_entropy_fusion=_FUSED_LOSS.search(notes) is not None,
         node_bytes_per_s=float(network[1]) * 1e9 / 8 if network else 0.0,
         routing_imbalance=_routing_imbalance(notes),
     )
+
+
+def _overlapped(notes: str) -> Overlap:
+    """Communication that is said to overlap with compute."""
+    said = Overlap.NONE
+    for kind, words in _OVERLAPPED.items():
+        if words.search(notes):
+            said |= kind
+    return said
 
 
 def stack_of(

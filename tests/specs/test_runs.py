@@ -10,6 +10,7 @@ import pytest
 from specs import catalog
 from specs.choices import (
     MoeDispatcher,
+    Overlap,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -157,6 +158,22 @@ def test_words_about_the_run_are_read() -> None:
     assert [w.capacity_factor for w in table.workloads] == [0.0, 0.0, 1.25, 2.0]
     assert [stack.cuda_graphs for stack in table.stacks] == [False, False, False, True]
     assert [stack.full_iteration_graphs for stack in table.stacks] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [
+        ("overlap-grad-reduce, overlap-param-gather, tp-comm-overlap on", Overlap.DP | Overlap.TP),
+        ("float8 tensorwise; asyncTP", Overlap.TP),
+        ("float8 tensorwise; vanillaTP", Overlap.NONE),
+        ("activation offloading required, A2A overlap", Overlap.EP),
+        ("moe_a2a_overlap=True", Overlap.EP),
+        ("no EP overlap; moe_a2a_overlap=False; tp_comm_overlap=False", Overlap.NONE),
+    ],
+)
+def test_what_a_run_says_to_overlap_does(notes: str, overlap: Overlap) -> None:
+    row = read({"notes": notes, "framework": "Megatron-LM", "sharding": "none"})
+    assert Overlap(int(row.config.overlap[0])) == overlap
 
 
 def test_an_exchange_that_is_called_naive_goes_peer_by_peer() -> None:
