@@ -13,12 +13,15 @@ import numpy as np
 
 from search.space import Space
 from specs.errors import InputError
-from studies.durability import PRELOADED, durability_job
+from studies.durability import AXES, PRELOADED, durability_job
 from studies.ledger import Ledger
 from studies.oracles import Evaluation
 from studies.queue import OPEN, Queue, worker_name
 from studies.storage import StorageAddress, open_storage, patiently
 from studies.worker import PATIENCE_S
+
+WIDER = {"cp": [1, 2, 4], "recompute_layers": list(range(17)), "precision": ["bf16", "fp8"]}
+"""More configs than trials are wanted."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,16 @@ def measure_clients(address: StorageAddress, clients: int, trials: int) -> Clien
     The study is deleted at the end. Evaluations take no time: real ones make far fewer demands.
 
     Raises:
-        InputError: the storage cannot be used.
+        InputError: the storage cannot be used, or the study has fewer configs than ``trials``.
     """
     import optuna
 
     name = f"clients-{time.time_ns():x}"
-    job = durability_job(name)
-    configs = [
-        c for chunk in Space.of(job.experiment, job.cluster).chunks() for c in chunk.configs()
-    ]
+    job = durability_job(name, AXES | WIDER)
+    space = Space.of(job.experiment, job.cluster)
+    if trials > len(space):
+        raise InputError(f"--trials {trials}: the study of the bench has {len(space):,} configs.")
+    configs = [config for chunk in space.chunks() for config in chunk.configs()]
     ledger = Ledger.open(address, name, {"clients": clients})
     for config in configs[:trials]:
         ledger.enqueue(config, "bench", "a benchmark")
@@ -122,13 +126,13 @@ def _client(address: StorageAddress, name: str, start: Any, answers: Any) -> Non
     try:
         while True:
             began = time.monotonic()
-            task = patiently(lambda: queue.claim(worker), PATIENCE_S, heard)
+            task = queue.patiently(lambda: queue.claim(worker), PATIENCE_S, heard)
             if task is None:
                 break
             claim_s.append(time.monotonic() - began)
             outcome = Evaluation(float(task.number), -1.0, 1.0, {"trust": "none"}, 0.0)
             began = time.monotonic()
-            patiently(partial(queue.finish, task, outcome, worker), PATIENCE_S, heard)
+            queue.patiently(partial(queue.finish, task, outcome, worker), PATIENCE_S, heard)
             tell_s.append(time.monotonic() - began)
             told.append(task.number)
             queue.disconnect()

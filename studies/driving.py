@@ -14,7 +14,7 @@ from search.proposals import Proposal
 from specs.errors import InputError
 from studies.ledger import Ledger
 from studies.queue import LEASE, LEASE_S, OPEN, Leases, Queue
-from studies.storage import Told, patiently
+from studies.storage import Told
 from studies.turns import Held
 from studies.worker import PATIENCE_S, Worker
 
@@ -67,7 +67,9 @@ class Driver:
         """Yields how many trials are told, whenever it looked, until all are."""
         leases, patience_s, told = Leases(self.crew.lease_s), self.crew.patience_s, self.crew.told
         while True:
-            finished, left = patiently(lambda: self._tick(plan, leases), patience_s, told)
+            finished, left = self.queue.patiently(
+                lambda: self._tick(plan, leases), patience_s, told
+            )
             yield finished
             if not left:
                 break
@@ -75,11 +77,11 @@ class Driver:
                 self.local.check()
             if self.own is None or not self.own.step():
                 time.sleep(self.tick_s)
-        patiently(lambda: self.queue.describe(OPEN, False), patience_s, told)
+        self.queue.patiently(lambda: self.queue.describe(OPEN, False), patience_s, told)
 
     def open(self) -> None:
         """Lets workers in; each ends by itself once the study is closed again."""
-        patiently(self._open, self.crew.patience_s, self.crew.told)
+        self.queue.patiently(self._open, self.crew.patience_s, self.crew.told)
 
     def _open(self) -> None:
         self.queue.describe(LEASE, self.crew.lease_s)

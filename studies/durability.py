@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -182,13 +182,13 @@ def _place(storage: str, folder: Path, number: int) -> str:
     return str(folder / f"{number}.{suffix}") if suffix else storage
 
 
-def durability_job(name: str) -> Job:
-    """A small job of a study of this name."""
+def durability_job(name: str, axes: Mapping[str, Any] = AXES) -> Job:
+    """A small job of a study of this name, with these values of its axes."""
     from studies import api
     from studies.api import job_of_workload
 
     workload = api.workload("llama3.1-8b", seq_len=4096, global_batch_size=64)
-    job = job_of_workload(workload, "2x8xMI300X", {"tp": "2", "pp": "2", "mbs": "1"}, AXES)
+    job = job_of_workload(workload, "2x8xMI300X", {"tp": "2", "pp": "2", "mbs": "1"}, axes)
     return replace(job, experiment=replace(job.experiment, name=name))
 
 

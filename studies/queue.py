@@ -17,7 +17,7 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from specs.errors import InputError
 from studies.file_lock import FileLock
 from studies.ledger import BEAT, REQUEUED, WORKER, evaluated
 from studies.oracles import Crash, Evaluation
-from studies.storage import StorageAddress, open_storage
+from studies.storage import Result, StorageAddress, Told, open_storage, patiently
 from studies.turns import lock_key
 
 if TYPE_CHECKING:
@@ -102,6 +102,19 @@ class Queue:
         engine = getattr(self._storage, "engine", None)
         if self.address.kind == "server" and engine is not None:
             engine.dispose()
+
+    def patiently(
+        self, action: Callable[[], Result], patience_s: float, told: Told = lambda _: None
+    ) -> Result:
+        """``action`` on this queue, tried again while the storage does not answer.
+
+        No connection is held meanwhile: a server that has no second one to give to any of its
+        clients would answer none of them.
+
+        Raises:
+            InputError: the storage did not answer for ``patience_s``.
+        """
+        return patiently(action, patience_s, told, self.disconnect)
 
     def claim(self, worker: str) -> Task | None:
         """A waiting trial that is this worker's from now on; None where none waits."""

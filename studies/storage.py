@@ -226,7 +226,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def patiently(
-    action: Callable[[], Result], patience_s: float, told: Told = lambda _: None
+    action: Callable[[], Result],
+    patience_s: float,
+    told: Told = lambda _: None,
+    let_go: Callable[[], None] = lambda: None,
 ) -> Result:
     """What ``action`` gives, tried again while the storage does not answer.
 
@@ -236,6 +239,7 @@ def patiently(
         action: what to do.
         patience_s: for how long; pauses grow from 0.1 s to 10 s.
         told: hears once why it waits.
+        let_go: called before each pause.
 
     Raises:
         InputError: the storage did not answer for that long.
@@ -254,6 +258,7 @@ def patiently(
                     f"the storage does not answer: {first_line(error)}. Nothing that it holds is "
                     "lost; run the same command again when it does."
                 ) from None
+            let_go()
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, 10.0)
 

@@ -13,7 +13,7 @@ from studies.job import Job
 from studies.oracles import Oracle, SurrogateOracle
 from studies.queue import OPEN, Queue, Task, worker_name
 from studies.report.facts import job_of
-from studies.storage import StorageAddress, Told, first_line, is_transient, patiently
+from studies.storage import StorageAddress, Told, first_line, is_transient
 from studies.taught import TAUGHT
 
 POLL_S = 1.0
@@ -66,19 +66,19 @@ class Worker:
             InputError: the storage did not answer for ``patience_s``.
         """
         queue, name, patience_s = self._queue, self.done.worker, self._options.patience_s
-        task = patiently(lambda: queue.claim(name), patience_s, self._told)
+        task = queue.patiently(lambda: queue.claim(name), patience_s, self._told)
         if task is None:
             queue.disconnect()
             return False
         try:
-            lease_s = patiently(queue.lease_s, patience_s, self._told)
+            lease_s = queue.patiently(queue.lease_s, patience_s, self._told)
             queue.disconnect()
             with _beating(queue, task, name, lease_s):
                 outcome = self._oracle.evaluate(task.config)
         except BaseException:
             self._give_back(task)
             raise
-        if patiently(lambda: queue.finish(task, outcome, name), patience_s, self._told):
+        if queue.patiently(lambda: queue.finish(task, outcome, name), patience_s, self._told):
             self.done.told += 1
         else:
             self.done.late += 1
@@ -96,7 +96,7 @@ class Worker:
             if self.step():
                 since = time.monotonic()
                 continue
-            if not patiently(self._queue.is_open, options.patience_s, self._told):
+            if not self._queue.patiently(self._queue.is_open, options.patience_s, self._told):
                 self.done.why_stopped = "the study is complete"
                 return self.done
             if time.monotonic() - since > options.idle_s:
@@ -128,12 +128,14 @@ def _beating(queue: Queue, task: Task, worker: str, lease_s: float) -> Iterator[
                 own = own or Queue(queue.address, queue.study)
                 if not own.beat(task, f"{worker} {count}"):
                     return
-                own.disconnect()
             except InputError:
                 continue  # not to be opened now; the next beat tries again
             except Exception as error:
                 if not is_transient(error):
                     raise
+            finally:
+                if own is not None:
+                    own.disconnect()
 
     thread = threading.Thread(target=beat, daemon=True, name=f"beat {task.number}")
     thread.start()
@@ -181,7 +183,7 @@ def join(
     if address.path is not None and not address.path.is_file():
         raise InputError(f"there is no storage {address.shown}; start the driver first.")
     queue = _waited_for(address, study, options, told)
-    attributes = patiently(queue.attributes, options.patience_s, told)
+    attributes = queue.patiently(queue.attributes, options.patience_s, told)
     inputs = attributes["inputs"]
     oracle = oracle_of(str(inputs["oracle"]), job_of(study, inputs, attributes.get(TAUGHT)))
     if oracle.fingerprint != inputs["surrogate"]:
