@@ -64,7 +64,6 @@ def header(job: Job, config: TrainingConfig, projected: Mapping[str, Any]) -> tu
         f"(90%: {low:.0f} to {high:.0f}), {speed['step_time_s']:.3g} s a step, "
         f"{memory['peak_gib']:.1f} of {memory['capacity_gib']:.0f} GiB "
         f"(P(fits) {memory['fit_probability']:.0%}), trust: {speed['trust']}.",
-        *(f"{name}={value} must be set in the environment." for name, value in _env(job, config)),
     )
 
 
@@ -74,7 +73,10 @@ def _env(job: Job, config: TrainingConfig) -> list[tuple[str, str]]:
 
 
 def _primus(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
-    write_overlay(path, job.experiment, config, head)
+    # A YAML sets no environment, so it says what must be set; the scripts export it themselves.
+    variables = _env(job, config)
+    needed = (f"{name}={value} must be set in the environment." for name, value in variables)
+    write_overlay(path, job.experiment, config, (*head, *needed))
 
 
 def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
@@ -103,7 +105,7 @@ def _reference_trainer(job: Job, config: TrainingConfig, path: Path, head: tuple
     settings = settings_of(config, workload, job.cluster.num_gpus, REFERENCE_STEPS)
     lines = [
         "#!/usr/bin/env bash",
-        *(f"# {line}" for line in head if not line.endswith("in the environment.")),
+        *(f"# {line}" for line in head),
         "# Run on every node, with NODE_RANK and MASTER_ADDR set.",
         "set -euo pipefail",
         "CONFIG=(",

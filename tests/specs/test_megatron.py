@@ -30,6 +30,7 @@ from specs.formats.megatron.model import read_model, write_model
 from specs.formats.megatron.stack import read_stack
 from specs.formats.megatron.values import Values
 from specs.stack import Framework, Stack
+from specs.workload import Workload
 from tests.specs.configs import MODELS, legal_configs, workload
 
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -110,6 +111,13 @@ def test_lora_has_no_megatron_arguments() -> None:
 def _read(model_kind: str = "dense", **arguments_: Any) -> TrainingConfig:
     model = MOE if model_kind == "moe" else DENSE
     return read_config(Values({"bf16": True, **arguments_}, "x.yaml"), model)
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "mixtral-8x7b"])
+def test_only_a_model_with_experts_gets_a_grouped_gemm(name: str) -> None:
+    job = Workload(model=catalog.model(name), seq_len=4096, global_batch_size=64)
+    flags = arguments(TrainingConfig(), job, Stack(framework=Framework.MEGATRON))
+    assert ("--moe-grouped-gemm" in flags) is job.model.is_moe
 
 
 def test_null_expert_tensor_parallel_size_is_tp() -> None:

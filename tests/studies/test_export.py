@@ -52,3 +52,14 @@ def test_a_trial_or_study_that_does_not_exist(
     assert (no_trial.code, "has 2 trials" in no_trial.err) == (2, True)
     no_study = foretune("export", small_study, "--trial", 0, "--study", "x", "--storage", storage)
     assert (no_study.code, "it holds small" in no_study.err) == (2, True)
+
+
+def test_a_script_exports_its_environment_and_a_yaml_says_what_must_be_set(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    ran = foretune("export", small_study, "--set", "tp=2", "--out", tmp_path / "o", "--json")
+    assert ran.code == 0, ran.err
+    text = {Path(file).suffix: Path(file).read_text() for file in ran.json["files"]}
+    assert "# CUDA_DEVICE_MAX_CONNECTIONS=1 must be set in the environment." in text[".yaml"]
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text[".sh"]
+    assert "must be set" not in text[".sh"]

@@ -50,7 +50,7 @@ def megatron_arguments(config: TrainingConfig, workload: Workload, stack: Stack)
     }
     if workload.capacity_factor:
         written["moe_expert_capacity_factor"] = workload.capacity_factor
-    written |= write_stack(stack, config.precision)
+    written |= write_stack(stack, config.precision, workload.model.is_moe)
     return written | write_config(config, workload.model, stack, primus=False)
 
 

@@ -115,13 +115,13 @@ def _state_bytes(values: Values) -> tuple[float, float, float]:
     return 2.0, gradient, master + moment
 
 
-def write_stack(stack: Stack, precision: Precision) -> dict[str, Any]:
+def write_stack(stack: Stack, precision: Precision, is_moe: bool) -> dict[str, Any]:
     """Megatron arguments of the stack: dtypes of the states, kernels, padding and rank order."""
     arguments: dict[str, Any] = {
         "use_flash_attn": stack.flash_attention,
         "apply_rope_fusion": stack.fused_rope,
         "gradient_accumulation_fusion": stack.gradient_accumulation_fusion,
-        "moe_grouped_gemm": stack.grouped_gemm,
+        "moe_grouped_gemm": is_moe and stack.grouped_gemm,
         "make_vocab_size_divisible_by": stack.vocab_divisible_by,
         "use_tp_pp_dp_mapping": stack.untied_tp_mapping,
         "grad_reduce_in_bf16": False,

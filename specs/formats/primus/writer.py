@@ -95,12 +95,13 @@ def _alone(
         "tokenizer_type": "NullTokenizer",
         "attention_softmax_in_fp32": True,
     }
-    if workload.model.is_moe:
+    is_moe = workload.model.is_moe
+    if is_moe:
         overrides["moe_router_force_load_balancing"] = True
-    overrides |= write_model(workload.model) | write_stack(stack, config.precision)
+    overrides |= write_model(workload.model) | write_stack(stack, config.precision, is_moe)
     if stack.turbo:
         overrides["use_turbo_attention"] = True
-        overrides["use_turbo_grouped_gemm"] = workload.model.is_moe and stack.grouped_gemm
+        overrides["use_turbo_grouped_gemm"] = is_moe and stack.grouped_gemm
     name, preset = "pre_trainer", "pre_trainer.yaml"
     if workload.kind is not TrainingKind.PRETRAIN:
         name, preset = "post_trainer", "sft_trainer.yaml"
