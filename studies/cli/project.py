@@ -113,8 +113,8 @@ def about(job: Job) -> dict[str, Any]:
     }
 
 
-def show_job(output: Output, job: Job) -> None:
-    """Prints what is projected and on what."""
+def show_job(output: Output, job: Job, config: str = "config") -> None:
+    """Prints what is projected and on what; ``config`` is what the input's own config is called."""
     from studies.wording import config_line
 
     workload = job.experiment.workload
@@ -124,7 +124,7 @@ def show_job(output: Output, job: Job) -> None:
         f"global batch {workload.global_batch_size:,}, {workload.kind.label}",
         f"{job.cluster.shape} = {job.cluster.num_gpus:,} GPUs, "
         f"{job.experiment.stack.framework_name}",
-        config_line("config: ", job.baseline),
+        config_line(f"{config}: ", job.baseline),
     )
 
 

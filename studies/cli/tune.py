@@ -163,7 +163,7 @@ def tune_command(
     job = pinned(job, pinned_values(pins or []))
     job = calibrated_job(job, calibration)
     if not as_json:
-        show_job(output, job)
+        show_job(output, job, "baseline")
     options = StudyOptions(
         out=out,
         storage=storage,
@@ -271,8 +271,8 @@ def show_result(output: Output, result: Result) -> None:
         "",
         f"{ranking.legal:,} legal configs, {ranking.projected:,} projected{proved}; of these "
         f"{ranking.refused_by_memory:,} do not fit",
-        f"{len(study.trials)} trials, {study.rejected_by_memory} refused by memory, "
-        f"{len(study.illegal)} proposals illegal",
+        f"{len(study.trials)} trials, {study.rejected_by_memory} of them refused by memory; "
+        f"{len(study.illegal)} further proposals were illegal",
     )
     rows = [("baseline", result.baseline)] if result.baseline else []
     rows.append(("best", best))
