@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.gaussian_process import GaussianProcess, Points, Prior
+from surrogate.memory_calibration import beyond
 
 Floats = NDArray[np.float64]
 
@@ -29,8 +30,6 @@ MEMORY_PRIOR = Prior(
 repeated runs of one config agree to 1% (assumed)."""
 SWEEPS = 2
 """Rounds in which OOMs are placed beyond their bounds; the second changes little."""
-LEAST_SHARE = 0.05
-"""A bound never pins a point more than this share of its variance allows."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,6 @@ def with_sd(prior: Prior, log_sd: float, axes: int) -> Prior:
         joint_sd=prior.joint_sd * factor,
         offset_sd=prior.offset_sd * factor,
     )
-
-
-def beyond(mean: Floats, sd: Floats, bound: Floats) -> tuple[Floats, Floats]:
-    """(mean, variance) of a normal known to lie above ``bound``."""
-    from scipy.stats import norm
-
-    alpha = (bound - mean) / sd
-    ratio = np.exp(norm.logpdf(alpha) - norm.logsf(alpha))
-    left = np.clip(1.0 - ratio * (ratio - alpha), LEAST_SHARE, 1.0)
-    return mean + sd * ratio, np.square(sd) * left
 
 
 def without_trends(points: Points) -> Points:

@@ -41,7 +41,7 @@ from surrogate.calibration_prior import (
 from surrogate.cases import Cases, Column
 from surrogate.constants import write_json
 from surrogate.features import CONFIG_AXES, FEATURES, features
-from surrogate.memory_calibration import MemoryFacts, Peak
+from surrogate.memory_calibration import FailedRun, MemoryFacts, Peak
 from surrogate.pipeline.stages import distinct_rows
 from surrogate.robust import student_noise
 from surrogate.time_constants import TimeConstants
@@ -160,7 +160,7 @@ class Calibration:
     (r, c); ``errors`` log(measured / projected), shape (r,); ``scatter`` the sd of each run around
     what runs like it have in common. ``bias`` is the prior mean of errors, ``projections`` a hash
     of what the errors were measured against, empty without runs. ``peaks`` are measured peaks of
-    memory.
+    memory and runs out of memory.
     """
 
     points: Floats
@@ -378,6 +378,7 @@ class Calibration:
                 for i in range(len(self))
             ],
             "peaks": self.peaks.as_json(),
+            "out_of_memory": self.peaks.out_of_memory_json(),
         }
 
 
@@ -458,6 +459,7 @@ class _File(BaseModel):
     constants: list[str]
     runs: list[_Run]
     peaks: list[Peak]
+    out_of_memory: list[FailedRun] = []
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -504,7 +506,7 @@ def calibration_of(content: bytes, name: str) -> Calibration:
         bias=file.bias,
         bias_sd=file.bias_sd,
         projections=file.projections,
-        peaks=MemoryFacts.from_json(file.peaks),
+        peaks=MemoryFacts.from_json(file.peaks, file.out_of_memory),
         about=dict(file.model_extra or {}),
     )
 

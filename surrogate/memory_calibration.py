@@ -3,6 +3,8 @@
 Each peak, in the reading of its counter, says by how much groups of constants are other in this
 stack: activations, live memory as a whole, fragmentation, what lies outside of the allocator ...
 How a reading depends on each is known from the model, so a peak of one layout corrects others.
+A run out of memory says that its peak lay above capacity: it enters as such a bound, and its very
+config on its very job is known not to fit.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from specs.choices import TrainingKind
+from specs.config import TrainingConfig
+from specs.errors import InputError
 from surrogate.cases import Cases, Column
 from surrogate.memory import Gap, Memory, counter_reading, explain_gap, memory
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
@@ -41,20 +46,49 @@ PEAK_SD = 0.03
 STEP = 1e-3
 LARGEST_LOG_ERROR = 1.5
 """A peak this far from its projection is in another unit, or of another rank (assumed)."""
+LEAST_SHARE = 0.05
+"""A bound never pins a quantity more than this share of its variance allows."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A run that went out of memory: ``config`` on ``job``, in the words of ``_jobs``.
+
+    ``log_bound`` is log(capacity / projected device peak), above which the error of its peak lies;
+    ``slopes`` of that log peak by the log of each of GROUPS, shape (g,).
+    """
+
+    run_id: str
+    job: Mapping[str, str]
+    config: TrainingConfig
+    log_bound: float
+    slopes: Floats
+
+    @property
+    def framework(self) -> str:
+        """Name of its stack."""
+        return self.job["framework"]
 
 
 @dataclass(frozen=True)
 class MemoryFacts:
     """Measured peaks of r runs: ``errors`` log(measured / projected reading), shape (r,), and
-    ``slopes`` of the log reading by the log of each of GROUPS, shape (r, g)."""
+    ``slopes`` of the log reading by the log of each of GROUPS, shape (r, g). ``out_of_memory`` are
+    runs that have no peak."""
 
     run_ids: tuple[str, ...]
     frameworks: tuple[str, ...]
     errors: Floats
     slopes: Floats
+    out_of_memory: tuple[OutOfMemory, ...] = ()
 
     def __len__(self) -> int:
         return len(self.errors)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither a peak nor a run out of memory is known."""
+        return not len(self) and not self.out_of_memory
 
     @classmethod
     def nothing(cls) -> MemoryFacts:
@@ -71,39 +105,71 @@ class MemoryFacts:
             peaks_gib: shape (n,), positive.
             run_ids: one a run.
         """
-        constants = shipped_memory_constants()
-        projected = np.log(counter_reading(cases, counters, constants))
-        frameworks, columns = _frameworks(cases), []
-        for group in GROUPS:
-            moved = moved_constants(constants, {group: float(np.exp(STEP))}, frameworks)
-            reading = np.log(counter_reading(cases, counters, moved))
-            columns.append((reading - projected) / STEP)
+        frameworks = _frameworks(cases)
+        projected, slopes = _log_readings(cases, counters, frameworks)
         errors = np.log(peaks_gib) - projected
         kept = np.flatnonzero(np.abs(errors) <= LARGEST_LOG_ERROR)
         return cls(
             tuple(str(run_ids[row]) for row in kept),
             tuple(frameworks[row] for row in kept),
             errors[kept],
-            np.column_stack(columns)[kept],
+            slopes[kept],
         )
+
+    @classmethod
+    def of_out_of_memory(cls, cases: Cases, run_ids: Sequence[str]) -> MemoryFacts:
+        """The facts of n runs that went out of memory; ``run_ids`` is one a run."""
+        counters = np.array(["device"] * len(cases), dtype=object)
+        projected, slopes = _log_readings(cases, counters, _frameworks(cases))
+        capacity_gib = np.broadcast_to(cases.cluster.hbm_gib, (len(cases),))
+        bounds = np.clip(np.log(capacity_gib) - projected, -LARGEST_LOG_ERROR, LARGEST_LOG_ERROR)
+        jobs = _jobs(cases)
+        runs = tuple(
+            OutOfMemory(
+                run_id=str(run_id),
+                job=jobs[row % len(jobs)],
+                config=cases.config.config(row),
+                log_bound=float(bounds[row]),
+                slopes=slopes[row],
+            )
+            for row, run_id in enumerate(run_ids)
+        )
+        return replace(cls.nothing(), out_of_memory=runs)
 
     def merged(self, other: MemoryFacts) -> MemoryFacts:
         """The peaks of both; of a run that is in both, what ``other`` says."""
-        kept = [row for row, run in enumerate(self.run_ids) if run not in other.run_ids]
+        told = {*other.run_ids, *(run.run_id for run in other.out_of_memory)}
+        kept = [row for row, run in enumerate(self.run_ids) if run not in told]
+        out = [run for run in self.out_of_memory if run.run_id not in told]
         return MemoryFacts(
             (*(self.run_ids[row] for row in kept), *other.run_ids),
             (*(self.frameworks[row] for row in kept), *other.frameworks),
             np.concatenate([self.errors[kept], other.errors]),
             np.concatenate([self.slopes[kept], other.slopes]),
+            (*out, *other.out_of_memory),
         )
+
+    def ran_out(self, cases: Cases) -> NDArray[np.bool_]:
+        """Rows whose very config, on the very job, went out of memory, shape (n,)."""
+        found = np.zeros(len(cases), dtype=bool)
+        if not self.out_of_memory or not len(cases):
+            return found
+        jobs = _jobs(cases)
+        for run in self.out_of_memory:
+            same = np.array([job == run.job for job in jobs])
+            rows = np.flatnonzero(np.broadcast_to(same, (len(cases),)))
+            found[rows] |= cases.config.take(rows).axes_changed(run.config) == 0
+        return found
 
     @cached_property
     def _factors(self) -> dict[str, dict[str, float]]:
         """Factors on GROUPS by framework name."""
         found = {}
-        for name in dict.fromkeys(self.frameworks):
-            rows = np.array([framework == name for framework in self.frameworks])
-            moved = _posterior_mean(self.slopes[rows], self.errors[rows])
+        names = (*self.frameworks, *(run.framework for run in self.out_of_memory))
+        for name in dict.fromkeys(names):
+            rows = np.array([framework == name for framework in self.frameworks], dtype=bool)
+            out = [run for run in self.out_of_memory if run.framework == name]
+            moved = _posterior_mean(self.slopes[rows], self.errors[rows], out)
             found[name] = dict(zip(GROUPS, map(float, np.exp(moved)), strict=True))
         return found
 
@@ -158,7 +224,7 @@ class MemoryFacts:
 
     def _moved_rows(self, cases: Cases) -> list[tuple[Column, MemoryConstants]]:
         """Rows of each stack of which peaks are known, and its constants."""
-        if not len(self) or not len(cases):
+        if self.is_empty or not len(cases):
             return []
         frameworks = np.array(_frameworks(cases), dtype=object)
         names = [name for name in dict.fromkeys(frameworks) if name in self._factors]
@@ -176,15 +242,36 @@ class MemoryFacts:
             for row in range(len(self))
         ]
 
+    def out_of_memory_json(self) -> list[dict[str, Any]]:
+        """The runs out of memory as data."""
+        return [
+            {
+                "run_id": run.run_id,
+                "job": dict(run.job),
+                "config": run.config.as_labels(),
+                "log_bound": round(run.log_bound, 5),
+                "slopes": np.round(run.slopes, 5).tolist(),
+            }
+            for run in self.out_of_memory
+        ]
+
     @classmethod
-    def from_json(cls, peaks: Sequence[Peak]) -> MemoryFacts:
-        """The peaks of a file."""
+    def from_json(cls, peaks: Sequence[Peak], failed: Sequence[FailedRun] = ()) -> MemoryFacts:
+        """The peaks and the runs out of memory of a file."""
         return cls(
             tuple(peak.run_id for peak in peaks),
             tuple(peak.framework for peak in peaks),
             np.array([peak.log_error for peak in peaks], dtype=np.float64),
             np.array([peak.slopes for peak in peaks]).reshape(-1, len(GROUPS)),
+            tuple(run.as_fact() for run in failed),
         )
+
+
+_LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
+_Slopes = Annotated[
+    list[Annotated[float, Field(gt=-10, lt=10)]],
+    Field(min_length=len(GROUPS), max_length=len(GROUPS)),
+]
 
 
 class Peak(BaseModel):
@@ -194,11 +281,41 @@ class Peak(BaseModel):
 
     run_id: str
     framework: str
-    log_error: Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
-    slopes: Annotated[
-        list[Annotated[float, Field(gt=-10, lt=10)]],
-        Field(min_length=len(GROUPS), max_length=len(GROUPS)),
-    ]
+    log_error: _LogError
+    slopes: _Slopes
+
+
+class FailedRun(BaseModel):
+    """A run out of memory in a calibration file."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    run_id: str
+    job: dict[str, str]
+    config: dict[str, Any]
+    log_bound: _LogError
+    slopes: _Slopes
+
+    @field_validator("job")
+    @classmethod
+    def _is_whole(cls, job: dict[str, str]) -> dict[str, str]:
+        if set(job) != set(JOB):
+            raise ValueError(f"state {', '.join(JOB)}")
+        return job
+
+    @field_validator("config")
+    @classmethod
+    def _is_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            TrainingConfig.from_labels(config)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return config
+
+    def as_fact(self) -> OutOfMemory:
+        """The run as a fact."""
+        config = TrainingConfig.from_labels(self.config)
+        return OutOfMemory(self.run_id, self.job, config, self.log_bound, np.array(self.slopes))
 
 
 def moved_constants(
@@ -223,6 +340,48 @@ def _frameworks(cases: Cases) -> list[str]:
     return [names[index] for index in np.broadcast_to(cases.stack_index, (len(cases),))]
 
 
+JOB = ("model", "gpu", "framework", "num_gpus", "hbm_gib", "seq_len", "global_batch_size", "kind")
+"""What a run out of memory was of: of another of these its config may fit."""
+
+
+def _jobs(cases: Cases) -> list[dict[str, str]]:
+    """JOB of every row as text; one of all rows where they are of one study."""
+    is_study = np.ndim(cases.model_index) == np.ndim(cases.stack_index) == 0
+    count = 1 if is_study else len(cases)
+
+    def each(column: Column) -> list[Any]:
+        return np.broadcast_to(column, (count,)).tolist()
+
+    table = {
+        "model": [cases.models[index].name for index in each(cases.model_index)],
+        "gpu": [cases.gpus[index].name for index in each(cases.cluster.gpu)],
+        "framework": [cases.stacks[index].framework_name for index in each(cases.stack_index)],
+        "num_gpus": each(cases.cluster.num_gpus),
+        "hbm_gib": [f"{value:g}" for value in each(cases.cluster.hbm_gib)],
+        "seq_len": each(cases.workload.seq_len),
+        "global_batch_size": each(cases.workload.global_batch_size),
+        "kind": [TrainingKind(value).label for value in each(cases.workload.kind)],
+    }
+    return [
+        {name: str(value) for name, value in zip(table, row, strict=True)}
+        for row in zip(*table.values(), strict=True)
+    ]
+
+
+def _log_readings(
+    cases: Cases, counters: Column, frameworks: Sequence[str]
+) -> tuple[Floats, Floats]:
+    """(log of what is projected for each counter, its slopes by the logs of GROUPS), (n, g)."""
+    constants = shipped_memory_constants()
+    projected = np.log(counter_reading(cases, counters, constants))
+    columns = []
+    for group in GROUPS:
+        moved = moved_constants(constants, {group: float(np.exp(STEP))}, frameworks)
+        reading = np.log(counter_reading(cases, counters, moved))
+        columns.append((reading - projected) / STEP)
+    return projected, np.column_stack(columns)
+
+
 def _covariance(slopes: Floats, errors: Floats) -> Floats:
     """Covariance of r peaks of one stack, scatter included, shape (r, r)."""
     spread = slopes * _GROUP_SD
@@ -230,8 +389,48 @@ def _covariance(slopes: Floats, errors: Floats) -> Floats:
     return prior + np.diag(student_noise(prior, errors, np.full(len(errors), PEAK_SD)))
 
 
-def _posterior_mean(slopes: Floats, errors: Floats) -> Floats:
-    """Logs of the factors on GROUPS that r peaks of one stack make likely, shape (g,)."""
-    weights = np.linalg.solve(_covariance(slopes, errors), errors)
+def _posterior_mean(slopes: Floats, errors: Floats, out: Sequence[OutOfMemory]) -> Floats:
+    """Logs of the factors on GROUPS that r peaks and OOMs of one stack make likely, shape (g,)."""
+    covariance = _covariance(slopes, errors)
+    for run in out:
+        slopes, errors, covariance = _with_bound(slopes, errors, covariance, run)
+    weights = np.linalg.solve(covariance, errors)
     mean: Floats = np.square(_GROUP_SD) * (slopes.T @ weights)
     return mean
+
+
+def _with_bound(
+    slopes: Floats, errors: Floats, covariance: Floats, run: OutOfMemory
+) -> tuple[Floats, Floats, Floats]:
+    """The same facts and one more that has the effect of the bound that an OOM is.
+
+    A normal known to lie above a bound has another mean and variance; the added fact is the one
+    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). As with
+    peaks, one that contradicts what is known loses weight: something else may have filled memory.
+    """
+    spread = run.slopes * _GROUP_SD
+    shared = (slopes * _GROUP_SD) @ spread
+    weights = np.linalg.solve(covariance, shared)
+    mean, left = float(weights @ errors), float(spread @ spread - weights @ shared)
+    variance = left + PEAK_SD**2
+    moved, narrowed = beyond(np.array([mean]), np.sqrt([variance]), np.array([run.log_bound]))
+    if narrowed[0] >= variance * (1.0 - 1e-6):
+        return slopes, errors, covariance  # it was expected to run out: nothing new
+    noise = 1.0 / (1.0 / narrowed[0] - 1.0 / variance)
+    error = noise * (moved[0] / narrowed[0] - mean / variance)
+    scatter = np.sqrt([PEAK_SD**2 + noise])
+    own = student_noise(np.array([[left]]), np.array([error - mean]), scatter)[0]
+    grown = np.empty((len(errors) + 1, len(errors) + 1))
+    grown[:-1, :-1], grown[:-1, -1], grown[-1, :-1] = covariance, shared, shared
+    grown[-1, -1] = spread @ spread + own
+    return np.vstack([slopes, run.slopes]), np.append(errors, error), grown
+
+
+def beyond(mean: Floats, sd: Floats, bound: Floats) -> tuple[Floats, Floats]:
+    """(mean, variance) of a normal known to lie above ``bound``, shapes (n,)."""
+    from scipy.stats import norm
+
+    alpha = (bound - mean) / sd
+    ratio = np.exp(norm.logpdf(alpha) - norm.logsf(alpha))
+    left = np.clip(1.0 - ratio * (ratio - alpha), LEAST_SHARE, 1.0)
+    return mean + sd * ratio, np.square(sd) * left
