@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         },
         sharding="zero1",
     )
-    print(f"best: {result.best.config.as_labels()}")
+    print(f"best: {result.best.text}")
     print(f"{result.best.speed:,.0f} tokens/s/GPU, P(best) {result.best.probability_best:.0%}")
     print(f"launch files are in {result.study.folder}")
 

@@ -46,7 +46,7 @@ class Effect:
 
     ``alone`` is the change made to the baseline by itself, ``last`` the change added to everything
     else (the best config against the best without it). ``alone_fits`` says whether memory lets it
-    stand alone.
+    stand alone, ``fits_without`` whether memory lets the best do without it.
     """
 
     change: str
@@ -54,6 +54,12 @@ class Effect:
     alone: float | None
     alone_fits: bool | None
     last: float | None
+    fits_without: bool | None
+
+    @property
+    def needed(self) -> str:
+        """What the best config needs the change for: to fit, to be legal, or nothing but speed."""
+        return needed_for(self.last, self.fits_without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ def attribute(
             alone=_gain(alone[i], base),
             alone_fits=None if np.isnan(alone[i]) else bool(fits[2 + i]),
             last=_gain(full, without[i]),
+            fits_without=(None if np.isnan(without[i]) else bool(fits[2 + count + i])),
         )
         for i in range(count)
     )
@@ -116,6 +123,18 @@ def attribute(
     found = [item for item in synergies if not np.isnan(item.gain)]
     found.sort(key=lambda item: -abs(item.gain))
     return Attribution(effects, tuple(found[:max_synergies]), _gain(full, base) or 0.0)
+
+
+def needed_for(last: float | None, fits_without: bool | None) -> str:
+    """In words what the best config needs a change for; empty where it is for speed alone.
+
+    Args:
+        last: gain of the change on top of all others; None where the best is illegal without it.
+        fits_without: whether the best fits without it; None where that is illegal or not known.
+    """
+    if last is None:
+        return "needed to be legal"
+    return "needed to fit" if fits_without is False else ""
 
 
 def _projected(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from search.attribution import GROUPS
 from search.companions import with_companions
 from search.ranking import FIT_PROBABILITY, Projected
 from search.shortlist import MESH
@@ -26,6 +27,7 @@ BASIN = 0.02
 """Loss up to which a neighbour counts as being in the same basin: what noise hides."""
 BROAD = 0.5
 """Share of the neighbours that run and lie in the basin from which it is called broad."""
+_DECISION = {axis: group for group in GROUPS for axis in group}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,15 @@ class Neighbourhood:
 
     @property
     def sharpest(self) -> tuple[Step, ...]:
-        """Runnable steps by what they lose, the largest loss first."""
-        return tuple(sorted(self.runnable, key=lambda step: step.gain or 0.0))
+        """Runnable steps by what they lose, the largest loss first: one of each decision.
+
+        Axes that make one decision (``GROUPS``) move together, so that further steps of it would
+        tell the same again.
+        """
+        worst: dict[Sequence[str], Step] = {}
+        for step in sorted(self.runnable, key=lambda step: step.gain or 0.0):
+            worst.setdefault(_DECISION[step.axis], step)
+        return tuple(worst.values())
 
 
 def neighbourhood(

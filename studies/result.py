@@ -15,6 +15,7 @@ from studies.reference import Reference, reference
 from studies.sensitivity import Sensitivity, sensitivity_of
 from studies.trade_offs import front_of
 from studies.training import Study
+from studies.wording import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Found:
     def speed(self) -> float:
         """Projected tokens/s/GPU."""
         return float(self.projection["throughput"]["tokens_per_s_per_gpu"])
+
+    @property
+    def text(self) -> str:
+        """The config in one line: its mesh and every axis that is not at its default."""
+        return describe(self.config)
 
     def as_json(self) -> dict[str, Any]:
         """The config with its projection."""
@@ -170,6 +176,7 @@ def _attribution_json(attribution: Attribution | None) -> dict[str, Any] | None:
                 "alone": effect.alone,
                 "alone_fits": effect.alone_fits,
                 "last": effect.last,
+                "fits_without": effect.fits_without,
             }
             for effect in attribution.effects
         ],

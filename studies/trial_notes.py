@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from search.attribution import needed_for
 from studies.explanation import bottleneck, step_shares
 from studies.ledger import Trial
 from studies.pictures.changes import letter
@@ -49,11 +50,16 @@ def study_note(facts: StudyFacts, graphs: Iterable[str], real_runs: Sequence[str
                 letter(i),
                 cell(change_in_words(effect["axes"])),
                 _gain(effect["alone"]),
-                _gain(effect["last"]),
+                _gain(effect["last"]) if effect["last"] is not None else "",
+                needed_for(effect["last"], effect.get("fits_without")),
             )
             for i, effect in enumerate(attribution["effects"])
         ]
-        lines += ["### Changes", *table(("", "change", "alone", "on top of the others"), rows), ""]
+        lines += [
+            "### Changes",
+            *table(("", "change", "alone", "on top of the others", "in the best"), rows),
+            "",
+        ]
     lines += [*real_runs, ""] if real_runs else []
     lines += [
         "### How to read this study",

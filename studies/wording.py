@@ -23,6 +23,11 @@ def describe(config: TrainingConfig) -> str:
     return " ".join(f"{name}={short(labels[name])}" for name in shown)
 
 
+def mesh_in_words(mesh: Mapping[str, int]) -> str:
+    """The sizes of a mesh in the words of ``describe``, as ``tp=1 pp=4 cp=1 ...``."""
+    return " ".join(f"{name}={size}" for name, size in mesh.items())
+
+
 def config_line(lead: str, config: TrainingConfig, tail: str = "") -> str:
     """``describe`` behind a lead, wrapped between axes so that it fits 80 columns."""
     return wrapped(lead + describe(config) + tail, min(len(lead), _DEEPEST))

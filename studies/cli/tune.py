@@ -48,7 +48,6 @@ from studies.cli.space import PinOption, pinned_values
 from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
-    from search.attribution import Effect
     from studies.driving import Crew
     from studies.explanation import WhyNot
     from studies.job import Job
@@ -290,10 +289,17 @@ def show_result(output: Output, result: Result) -> None:
         output.say(f"best over {held.words}: {held.gain(best.speed):+.1%}{given}")
     if result.attribution:
         effects = [
-            (effect.change, _percent(effect.alone), _stands(effect), _percent(effect.last))
+            (
+                effect.change,
+                _percent(effect.alone),
+                _yes(effect.alone_fits),
+                _percent(effect.last) if effect.last is not None else "",
+                effect.needed,
+            )
             for effect in result.attribution.effects
         ]
-        output.table("", ("change", "alone", "", "on top of the others"), effects)
+        header = ("change", "alone", "fits alone", "on top of the others", "in the best")
+        output.table("", header, effects)
         for pair in result.attribution.synergies:
             if abs(pair.gain) >= 0.005:
                 word = "more" if pair.gain > 0 else "less"
@@ -333,8 +339,8 @@ def _percent(gain: float | None) -> str:
     return "illegal" if gain is None else f"{gain:+.1%}"
 
 
-def _stands(effect: Effect) -> str:
-    return "does not fit alone" if effect.alone_fits is False else ""
+def _yes(answer: bool | None) -> str:
+    return "" if answer is None else "yes" if answer else "no"
 
 
 def show_answer(output: Output, answer: WhyNot) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from search.attribution import needed_for
 from specs.config import ConfigTable, TrainingConfig
 from studies.pictures.axis_effects import axis_effects
 from studies.pictures.changes import Change, changes, letter
@@ -21,7 +22,7 @@ from studies.report.facts import StudyFacts
 from studies.report.html import Markup, bullets, folded, join, paragraphs, table, tag
 from studies.report.page import figure
 from studies.report.whatif import STEP, levers, neighbours
-from studies.wording import change_in_words, describe
+from studies.wording import change_in_words, describe, mesh_in_words
 from surrogate.learned import SHIPPED
 
 
@@ -40,7 +41,8 @@ def changes_section(facts: StudyFacts) -> Markup:
             words[effect["change"]],
             percent(effect["alone"]),
             _stands(effect["alone_fits"]),
-            percent(effect["last"]),
+            percent(effect["last"]) if effect["last"] is not None else "",
+            needed_for(effect["last"], effect.get("fits_without")),
         )
         for index, effect in enumerate(effects)
     ]
@@ -60,7 +62,7 @@ def changes_section(facts: StudyFacts) -> Markup:
         ),
         table(
             "Changes from the baseline to the best config",
-            ("letter", "change", "alone", "fits alone", "on top of the others"),
+            ("letter", "change", "alone", "fits alone", "on top of the others", "in the best"),
             rows,
             numeric=(2, 4),
         ),
@@ -151,9 +153,10 @@ def accuracy_section(facts: StudyFacts) -> Markup:
     trust = str(facts.best.projection["throughput"]["trust"])
     family = "MoE" if facts.job.experiment.workload.model.is_moe else "dense"
     told = (
-        "An interval of 90% is meant to hold the measured throughput of 9 runs in 10 of a source, "
-        "model and GPU that nothing was learned from; its width was measured on such runs "
-        f"(conformal prediction, apart for dense and MoE models; this one is {family})."
+        "An interval of 90% is meant to hold the measured throughput of 9 runs in 10 of a "
+        "publisher, model and GPU that nothing was learned from; its width was measured on such "
+        f"runs (conformal prediction, apart for dense and MoE models; this one is {family}). A "
+        "publisher is whoever measured, with all that they released."
     )
     rows = [
         (
@@ -164,9 +167,9 @@ def accuracy_section(facts: StudyFacts) -> Markup:
             f"{found['n']:,}",
         )
         for key, words in (
-            ("zero_shot", "no run of its source, model and GPU known"),
-            ("after_1", "after 1 run of them"),
-            ("after_3", "after 3 runs of them"),
+            ("zero_shot", "no run of its publisher, model and GPU"),
+            ("after_1", "1 run of them"),
+            ("after_3", "3 runs of them"),
         )
         if (found := learned["metrics"].get(key))
     ]
@@ -276,7 +279,7 @@ def _rivals(judged: Mapping[str, Any] | None) -> Markup:
         )
     rows = [
         (
-            family["mesh"],
+            mesh_in_words(family["mesh"]),
             f"{family['gap']:.1%}",
             f"{family['members']:,}",
             tag("code", describe(TrainingConfig.from_labels(family["best"]))),

@@ -41,6 +41,8 @@ def test_effects_and_synergies() -> None:
     effects = {effect.change.split()[0]: effect for effect in found.effects}
     assert effects["mbs"].alone == pytest.approx(0.1)
     assert effects["mbs"].alone_fits is False
+    assert effects["precision"].needed == "needed to fit"
+    assert effects["mbs"].needed == ""
     assert effects["precision"].alone == pytest.approx(0.5)
     assert effects["precision"].last == pytest.approx(1.5 * 1.05 - 1)
     assert effects["precision"].axes == {"precision": ("bf16", "fp8")}

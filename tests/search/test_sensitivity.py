@@ -43,6 +43,17 @@ def test_every_axis_moves_one_step_both_ways() -> None:
     assert near.is_broad
 
 
+def test_the_sharpest_steps_name_each_decision_once() -> None:
+    best = TrainingConfig(mbs=4, recompute=Recompute.FULL, recompute_layers=2)
+    axes = {"mbs": (1, 2, 4), "tp": (1, 2), "recompute": tuple(Recompute), "recompute_layers": (1,)}
+    near = neighbourhood(best, axes, Seen, all_legal)
+    moved = [step.axis for step in near.runnable]
+    assert {"recompute", "recompute_layers"} <= set(moved)
+    sharp = [step.axis for step in near.sharpest]
+    assert sharp[:2] == ["mbs", "tp"]
+    assert len([axis for axis in sharp if axis.startswith("recompute")]) == 1
+
+
 def test_next_values_at_the_edge() -> None:
     assert next_values(TrainingConfig(tp=1), "tp", (1, 2, 4)) == [2]
     assert next_values(TrainingConfig(tp=8), "tp", (1, 2, 4)) == [4]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.attribution import needed_for
 from specs.errors import InputError
 from studies.cli.main import call
 from studies.report.facts import StudyFacts, chosen_study, read_facts
@@ -22,6 +23,7 @@ from studies.report.report import report
 from studies.report.savings import cost, price_of, reference_of, tokens_of
 from studies.report.timetable import timetable
 from studies.report.whatif import LEVERS, levers, neighbours, scaled
+from studies.wording import mesh_in_words
 
 CONTENTS = (
     "What to run",
@@ -68,6 +70,25 @@ def test_every_section_and_number_is_there(report_file: Path, facts: StudyFacts)
     assert f"{facts.best.tokens_per_s_per_gpu:,.0f}" in text
     assert f"{facts.best.memory['peak_gib']:.0f} of 192" in text
     assert text.count("cdn.plot.ly") == text.split("</head>")[1].count("cdn.plot.ly")
+
+
+def test_accuracy_names_the_folds_that_its_errors_are_of(report_file: Path) -> None:
+    text = report_file.read_text()
+    assert "no run of its publisher, model and GPU" in text
+    assert "no run of its source" not in text
+
+
+def test_configs_are_told_in_words_and_changes_say_what_they_are_needed_for(
+    report_file: Path, facts: StudyFacts
+) -> None:
+    text = report_file.read_text()
+    mesh = facts.result["sensitivity"]["families"][0]["mesh"]
+    assert f">{mesh_in_words(mesh)}<" in text
+    assert "{&#x27;" not in text
+    effects = facts.result["attribution"]["effects"]
+    needed = [needed_for(effect["last"], effect["fits_without"]) for effect in effects]
+    assert any(needed)
+    assert all(words in text for words in needed)
 
 
 def test_it_asks_nobody_for_anything(report_file: Path) -> None:
