@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.gpu import Gpu
+from specs.text import Name
 
 UsdPerGpuHour = Annotated[float, Field(ge=0, le=1e6)]
 """A price of a GPU hour; beyond a million it is a typing error."""
@@ -18,7 +19,7 @@ class Cluster(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: Name
     gpu: Gpu
     num_nodes: int = Field(gt=0)
     gpus_per_node: int = Field(gt=0)

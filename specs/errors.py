@@ -9,14 +9,13 @@ LONGEST_WORD, LONGEST_MESSAGE = 300, 900
 class InputError(Exception):
     """The input cannot be used; the message is one sentence: what, where, what to do (exit 2).
 
-    What is quoted of a file may hold anything: line ends become blanks, and what is too long for a
-    sentence is cut.
+    What is quoted of a file may hold anything: line ends and escape sequences become blanks, and
+    what is too long for a sentence is cut.
     """
 
     def __init__(self, message: str) -> None:
-        words = (
-            word if len(word) <= LONGEST_WORD else f"{word[:60]}..." for word in message.split()
-        )
+        shown = "".join(c if c.isprintable() else " " for c in message)
+        words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}..." for word in shown.split())
         sentence = " ".join(words)
         if len(sentence) > LONGEST_MESSAGE:
             sentence = f"{sentence[:LONGEST_MESSAGE]}..."

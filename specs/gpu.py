@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.choices import Precision
 from specs.provenance import Quantity
+from specs.text import Name
 
 LARGEST = 1e24
 
@@ -22,10 +23,10 @@ class Gpu(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: Name
     vendor: Literal["amd", "nvidia"]
-    architecture: str
-    aliases: tuple[str, ...] = ()
+    architecture: Name
+    aliases: tuple[Name, ...] = ()
     precisions: tuple[str, ...] = Field(description="labels of Precision that the GPU runs")
     hbm_gib: Quantity
     hbm_bytes_per_s: Quantity

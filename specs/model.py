@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.errors import InputError
+from specs.text import Name
 
 Column = NDArray[Any]
 
@@ -41,7 +42,7 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: Name
     num_layers: int = Field(gt=0, le=MOST_LAYERS)
     hidden_size: int = Field(gt=0, le=LARGEST)
     ffn_hidden_size: int = Field(gt=0, le=LARGEST)

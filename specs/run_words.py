@@ -11,9 +11,11 @@ import re
 from typing import NamedTuple
 
 from specs.choices import MoeDispatcher, Overlap, Precision, Sharding, TrainingKind
+from specs.errors import InputError
 from specs.gpu import Gpu
 from specs.model import Model
 from specs.stack import Framework, Stack
+from specs.text import printable
 
 FLASH_ATTENTION_YEAR = 2023
 """First year whose Megatron runs use flash attention (arXiv 2205.14135, in Megatron-LM 2023-02)."""
@@ -180,7 +182,15 @@ def stack_of(
     """The Stack of a run from its framework, release, number format and date.
 
     Without a framework it is Megatron-LM.
+
+    Raises:
+        InputError: framework or version is no printable line.
     """
+    for column, text in (("framework", framework), ("version", version)):
+        try:
+            printable(text)
+        except ValueError as error:
+            raise InputError(f"{column} {error}.") from None
     family = Framework.parse(framework or "Megatron-LM")
     weight_bytes, gradient_bytes, optimizer_bytes = _state_bytes(family, precision, notes)
     compiled = _is_compiled(family, precision, notes)

@@ -7,6 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from specs.text import Name
+
 
 class Framework(IntEnum):
     """Framework families with their own memory habits; codes are frozen."""
@@ -77,8 +79,8 @@ class Stack(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     framework: Framework = Framework.MEGATRON
-    framework_name: str = "Megatron-LM"
-    version: str = ""
+    framework_name: Name = "Megatron-LM"
+    version: Name = ""
     weight_bytes: float = Field(2.0, gt=0)
     gradient_bytes: float = Field(4.0, ge=0)
     optimizer_bytes: float = Field(12.0, ge=0)

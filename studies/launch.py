@@ -13,6 +13,7 @@ from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.formats.megatron import arguments, environment
 from specs.formats.primus.writer import write_overlay
+from specs.text import comment_lines
 from studies.files import write_atomically
 from studies.job import Job
 from studies.oracles import projection
@@ -83,7 +84,7 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
     line = arguments(config, job.experiment.workload, job.experiment.stack)
     lines = [
         "#!/usr/bin/env bash",
-        *(f"# {line}" for line in head),
+        *comment_lines(head),
         "# Run on every node from a Megatron-LM checkout, with NODE_RANK and MASTER_ADDR set; add",
         "# data, tokenizer and checkpoint arguments, or --mock-data, after the file name.",
         "set -euo pipefail",
@@ -105,7 +106,7 @@ def _reference_trainer(job: Job, config: TrainingConfig, path: Path, head: tuple
     settings = settings_of(config, workload, job.cluster.num_gpus, REFERENCE_STEPS)
     lines = [
         "#!/usr/bin/env bash",
-        *(f"# {line}" for line in head),
+        *comment_lines(head),
         "# Run on every node, with NODE_RANK and MASTER_ADDR set.",
         "set -euo pipefail",
         "CONFIG=(",

@@ -25,13 +25,13 @@ from search.llm.messages import INSTRUCTIONS, TrialRow, briefing
 from search.llm.recording import Recording, Replay
 from search.llm.redaction import Redactor
 from search.llm.repair import ConfigCandidates, ConfigGround
-from search.llm.schema import one_line
 from search.llm.turns import Trials, is_due, its_turn, standing_of_model
 from search.proposals import Proposal
 from search.space import Space
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.files import input_file
+from specs.text import one_line
 from studies.job import Job
 from studies.ledger import Ledger, Trial
 from studies.llm_view import view

@@ -73,6 +73,13 @@ class Launch:
                 f"the job {self.name} asks for {self.nodes} nodes, {self.gpus_per_node} GPUs a "
                 f"node and {self.time_limit_s:g} s; all must be positive."
             )
+        # A line end in a directive of a batch script begins a line that the shell runs.
+        for path in (self.folder, self.runs_in):
+            if not str(path.absolute()).isprintable():
+                raise InputError(
+                    f"the folder {str(path)!r} holds a line end or another control character; "
+                    "name another."
+                )
         for variable in self.environment:
             if not _VARIABLE.fullmatch(variable):
                 raise InputError(f"{variable!r} is no name of an environment variable.")

@@ -15,6 +15,7 @@ from collectors.launchers.launch import MASTER_PORT, Ended, Ending, Launch
 from collectors.launchers.processes import GRACE_S, MARK, end_marked, marked
 from specs.errors import InputError
 from specs.files import atomic_text
+from specs.text import comment_lines
 
 SCRIPT, LOG, TOKEN = "local.sh", "local.log", ".local.token"
 
@@ -118,7 +119,7 @@ class Local:
 def _script(launch: Launch) -> str:
     lines = [
         "#!/usr/bin/env bash",
-        f"# {launch.name}: written by foretune to run on one node.",
+        *comment_lines([f"{launch.name}: written by foretune to run on one node."]),
         "set -uo pipefail",
         f"cd {shlex.quote(str(launch.runs_in))}",
         "export NNODES=1 NODE_RANK=0 MASTER_ADDR=127.0.0.1",

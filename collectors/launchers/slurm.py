@@ -20,6 +20,7 @@ from collectors.launchers.endings import ended, says_out_of_memory
 from collectors.launchers.launch import MASTER_PORT, Ended, Ending, Launch
 from specs.errors import InputError
 from specs.files import atomic_text
+from specs.text import comment_lines
 
 SCRIPT, LOG, JOB, EXIT = "job.sbatch", "slurm.log", "slurm.job", "slurm.exit"
 ANSWERS_S = 60.0
@@ -54,11 +55,14 @@ class Slurm:
         """Refuses options that would break the script.
 
         Raises:
-            InputError: one is no option of sbatch.
+            InputError: one is no option of sbatch or srun.
         """
         for key, value in self.options.items():
-            if not _OPTION.fullmatch(key) or "\n" in value:
+            if not _OPTION.fullmatch(key) or not value.isprintable():
                 raise InputError(f"{key}={value!r} is no option of sbatch.")
+        for argument in self.srun_options:
+            if not argument.isprintable():
+                raise InputError(f"{argument!r} is no option of srun.")
 
     def why_not(self, launch: Launch) -> str:
         """Why it cannot be submitted from here: Slurm's commands are missing."""
@@ -204,8 +208,9 @@ class Slurm:
             [
                 "#!/usr/bin/env bash",
                 *(_line(key, value) for key, value in options.items()),
-                f"# {launch.name}: written by foretune. It needs no network beyond the job's own;",
-                "# the command runs once a node and starts the GPUs of that node itself.",
+                *comment_lines([f"{launch.name}: written by foretune."]),
+                "# It needs no network beyond the job's own; the command runs once a node and",
+                "# starts the GPUs of that node itself.",
                 "set -uo pipefail",
                 'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
                 f"MASTER_PORT=$(({MASTER_PORT} + SLURM_JOB_ID % 1000))",

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from search.llm.asking import Answer, Consultant, Request
-from search.llm.schema import ProposedConfig, one_line
+from search.llm.schema import ProposedConfig
+from specs.text import one_line
 
 ACCEPTED, REPAIRED, DUPLICATE, ILLEGAL, MEMORY = (
     "accepted",

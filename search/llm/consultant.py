@@ -15,7 +15,7 @@ from search.llm.budget import Caps, tokens_of, why_not_affordable
 from search.llm.client import Client, Endpoint, Failed
 from search.llm.recording import Recording
 from search.llm.redaction import Redactor
-from search.llm.schema import one_line
+from specs.text import one_line
 
 DEADLINE_S = 60.0
 """Seconds for a question and the answer to its feedback, retries included."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search.llm.schema import one_line
+from specs.text import one_line
 
 INSTRUCTIONS = """\
 You help to find the training configuration of a language model with the most tokens/s/GPU on \

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from specs.text import one_line
+
 MOST_PROPOSALS = 8
 MOST_PRIORS = 64
 MOST_HYPOTHESES = 8
@@ -24,14 +26,6 @@ LARGEST_EFFECT = 10.0
 def _text(limit: int) -> BeforeValidator:
     """Anything as one line of text of at most ``limit`` characters, without control characters."""
     return BeforeValidator(lambda value: one_line(value, limit))
-
-
-def one_line(value: Any, limit: int) -> str:
-    """A value as one line of at most ``limit`` characters; control characters become spaces."""
-    text = value if isinstance(value, str) else "" if value is None else str(value)[: 4 * limit]
-    shown = "".join(c if c.isprintable() else " " for c in text[: 4 * limit])
-    plain = " ".join(shown.split())
-    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def _effect(value: Any) -> float | None:

@@ -14,8 +14,10 @@ from specs.errors import InputError
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_yaml
 from specs.gpu import LARGEST, Gpu
 from specs.provenance import Quantity
+from specs.text import Name
 
-MAX_GPUS = 2**24
+MAX_GPUS = 2**20
+"""Ten times the largest training clusters of 2026; beyond it is a typing error (chosen)."""
 _YAML_ENDINGS = (".yaml", ".yml")
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -41,7 +43,7 @@ class Overrides(BaseModel):
     link_bytes_per_s: float | None = Positive
     link_latency_s: float | None = Positive
     link_topology: Literal["mesh", "switch"] | None = None
-    scale_up_gpus: int | None = Field(None, gt=0, lt=MAX_GPUS)
+    scale_up_gpus: int | None = Field(None, gt=0, le=MAX_GPUS)
     nic_bytes_per_s: float | None = Positive
     nic_latency_s: float | None = Positive
 
@@ -72,10 +74,10 @@ class ClusterFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = ""
-    gpu: str
-    num_nodes: int = Field(1, gt=0, lt=MAX_GPUS)
-    gpus_per_node: int | None = Field(None, gt=0, lt=MAX_GPUS)
+    name: Name = ""
+    gpu: Name
+    num_nodes: int = Field(1, gt=0, le=MAX_GPUS)
+    gpus_per_node: int | None = Field(None, gt=0, le=MAX_GPUS)
     price_usd_per_gpu_hour: UsdPerGpuHour | None = None
     overrides: Overrides = Overrides()
     scaled: Scaled = Scaled()
@@ -90,8 +92,8 @@ class _HardwareConfig(BaseModel):
     node_lat: float | None = Positive
     pod_bw: float | None = Positive
     pod_lat: float | None = Positive
-    node_size: int | None = Field(None, gt=0, lt=MAX_GPUS)
-    nics_per_node: int | None = Field(None, gt=0, lt=MAX_GPUS)
+    node_size: int | None = Field(None, gt=0, le=MAX_GPUS)
+    nics_per_node: int | None = Field(None, gt=0, le=MAX_GPUS)
     node_topology: Literal["mesh", "switch"] | None = None
 
 
@@ -100,10 +102,10 @@ class _TargetCluster(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str = ""
-    num_nodes: int = Field(gt=0, lt=MAX_GPUS)
-    gpus_per_node: int = Field(8, gt=0, lt=MAX_GPUS)
-    gpu_arch: str
+    name: Name = ""
+    num_nodes: int = Field(gt=0, le=MAX_GPUS)
+    gpus_per_node: int = Field(8, gt=0, le=MAX_GPUS)
+    gpu_arch: Name
     hardware_config: str | None = None
 
 
@@ -181,10 +183,10 @@ def first_fault(error: ValidationError) -> str:
 
 def _built(name: str, gpu: Gpu, nodes: int, per_node: int, price: float | None) -> Cluster:
     """A cluster of a size that can exist."""
-    if not 0 < nodes * per_node < MAX_GPUS:
+    if not 0 < nodes * per_node <= MAX_GPUS:
         raise InputError(
-            f"a cluster of {nodes} nodes with {per_node} GPUs is not possible; use 1 to "
-            f"{MAX_GPUS - 1:,} GPUs."
+            f"a cluster of {nodes:,} nodes with {per_node:,} GPUs is not possible; use 1 to "
+            f"{MAX_GPUS:,} GPUs."
         )
     return Cluster(
         name=name,

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from specs.cluster import Cluster
 from specs.config import TrainingConfig
+from specs.errors import InputError
 from specs.stack import Framework, Stack
+from specs.text import printable
 from specs.workload import Workload
 
 NO_FRAMEWORK = "no framework is stated"
@@ -54,7 +56,15 @@ class Experiment:
     source: Path | None = None
 
     def __post_init__(self) -> None:
-        """Tensor parallelism of experts says nothing where there are none: one value stands."""
+        """Tensor parallelism of experts says nothing where there are none: one value stands.
+
+        Raises:
+            InputError: the name is no printable line.
+        """
+        try:
+            printable(self.name)
+        except ValueError as error:
+            raise InputError(f"the name of the job {error}.") from None
         if not self.workload.model.is_moe and self.baseline.etp in (0, self.baseline.tp):
             object.__setattr__(self, "baseline", self.baseline.changed(etp=1))
 

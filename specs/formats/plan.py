@@ -19,6 +19,7 @@ from specs.formats.reader import read_experiment
 from specs.formats.study import is_study, study_of
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_chain
 from specs.gpu import Gpu
+from specs.text import Name
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a cell of a CSV must not begin with: spreadsheets would run it."""
@@ -35,7 +36,7 @@ class PlanFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = ""
+    name: Name = ""
     tokens: Tokens | None = None
     deadline_days: Days | None = None
     goodput: float = Field(1.0, gt=0, le=1)
@@ -111,6 +112,11 @@ def read_plan(path: Path) -> Plan:
     content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
     file = validated(PlanFile, content, str(path))
     for name in (*file.workloads, *file.clusters):
+        if not name.isprintable():
+            raise InputError(
+                f"{path}: the name {name[:40]!r} holds a line end or another control character; "
+                "write it as one line of printable characters."
+            )
         if name[:1] in FORMULA:
             raise InputError(
                 f"{path}: the name {name[:40]!r} would be a formula in a spreadsheet; begin it "
@@ -208,7 +214,7 @@ def _node_counts(value: Any, where: str) -> list[int]:
         counts: list[Any] = list(range(first, min(last, first + MAX_SIZES) + 1))
     else:
         counts = value if isinstance(value, list) else [value]
-    whole = all(type(count) is int and 0 < count < MAX_GPUS for count in counts)
+    whole = all(type(count) is int and 0 < count <= MAX_GPUS for count in counts)
     if not counts or not whole or len(counts) > MAX_SIZES:
         raise InputError(
             f"{where}: num_nodes {str(value)[:60]} is no number of nodes; write 8, [8, 16, 32] or "

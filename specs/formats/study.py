@@ -25,6 +25,7 @@ from specs.gpu import Gpu
 from specs.layout import is_explicit, layout_vpp
 from specs.model import Model
 from specs.stack import Framework, Stack
+from specs.text import Name
 from specs.workload import Workload
 
 MAX_TOKENS = 2**40
@@ -35,8 +36,8 @@ class StackFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    framework: str | None = None
-    version: str | None = None
+    framework: Name | None = None
+    version: Name | None = None
     gradient_bytes: float | None = Field(None, ge=0, le=8)
     optimizer_bytes: float | None = Field(None, ge=0, le=32)
     weight_bytes: float | None = Field(None, gt=0, le=8)
@@ -59,7 +60,7 @@ class StudyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = ""
+    name: Name = ""
     model: str | dict[str, Any]
     seq_len: int | None = Field(None, gt=0, lt=MAX_TOKENS)
     global_batch_size: int | None = Field(None, gt=0, lt=MAX_TOKENS)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from specs.text import LONGEST_COMMENT, one_line
 from studies.files import write_atomically
 from studies.toolbox.bundle import BASELINE, Bundle
 from studies.toolbox.models import ModelSource
@@ -60,7 +61,7 @@ def program(source: ModelSource, dtype: str, work: Generation, device: str, bund
     call = "".join(f", {name}={value}" for name, value in arguments.items())
     lines = [f"    {line}" for code in codes for line in code.lines]
     parts = [
-        f'"""{_title(source, bundle)}"""',
+        docstring(_title(source, bundle)),
         "",
         "from __future__ import annotations",
         "",
@@ -125,6 +126,12 @@ def run_program(path: Path, new_tokens: int, limit_s: float = RUN_LIMIT_S) -> st
 def _title(source: ModelSource, bundle: Bundle) -> str:
     kept = f"with {bundle}" if len(bundle) else "as it comes"
     return f"{source.text} {kept}."
+
+
+def docstring(sentence: str) -> str:
+    """A sentence as the docstring of a program, whatever it quotes of paths and names."""
+    plain = one_line(sentence, LONGEST_COMMENT).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"""{plain}"""'
 
 
 def _environment(codes: Iterable[Code]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from specs.formats.primus.reader import is_primus, read_module
 from specs.formats.primus.torchtitan_writer import torchtitan_overlay
 from specs.formats.yaml_files import deep_merge, fill_environment, read_chain
 from specs.stack import Framework, Stack
+from specs.text import comment_lines
 from specs.workload import Workload
+
+_NOT_IN_A_NAME = re.compile(r"[^\w.+-]")
+"""Primus makes a folder of ``exp_name``, and ``${...}`` ends at the first closing brace."""
 
 
 def overlay(config: TrainingConfig, workload: Workload, stack: Stack) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def _alone(
     return {
         "work_group": "${PRIMUS_TEAM:amd}",
         "user_name": "${PRIMUS_USER:root}",
-        "exp_name": f"${{PRIMUS_EXP_NAME:{experiment.name}}}",
+        "exp_name": f"${{PRIMUS_EXP_NAME:{_NOT_IN_A_NAME.sub('_', experiment.name)}}}",
         "workspace": "${PRIMUS_WORKSPACE:./output}",
         "modules": {
             name: {
@@ -140,7 +145,7 @@ def write_yaml(path: Path, content: Mapping[str, Any], comments: tuple[str, ...]
     Raises:
         InputError: the file cannot be written.
     """
-    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
+    head = "".join(f"{line}\n" for line in comment_lines(comments))
     text = head + yaml.safe_dump(dict(content), sort_keys=False, width=1000, allow_unicode=True)
     try:
         with atomic_text(path) as file:
