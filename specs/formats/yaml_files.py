@@ -26,6 +26,14 @@ MAX_FILES = 100
 BASE_KEYS = ("extends", "bases", "includes")
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<default>[^{}]*))?\}")
+READ_PREFIX = "PRIMUS_"
+READ_VARIABLES = (
+    *("CONTI_PARAMS", "EVAL_INTERVAL", "EVAL_ITERS", "GBS", "LOG_INTERVAL", "LR_WARMUP_ITERS"),
+    *("MBS", "SEED", "TRAIN_ITERS", "USE_TURBO_RMS_NORM"),
+)
+"""Settings without the prefix that experiments of Primus' own repository read (its examples)."""
+_SECRET = re.compile(r"KEY|TOKEN(?!IZE)|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+"""Words in names of variables that hold secrets; tokenizers are none."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -178,8 +186,11 @@ def _check_bounds(content: Any, where: str) -> None:
 def fill_environment(content: Any, where: str, environment: Mapping[str, str] | None = None) -> Any:
     """``content`` with each ``${NAME:default}`` replaced and its text read as a YAML scalar.
 
+    A file may come from anybody and what it says is stored and shown, so only variables that are
+    settings of Primus are read (``is_read``); of every other one the default is taken.
+
     Raises:
-        InputError: a variable without a default is not set.
+        InputError: a variable without a default is not set, or is none that is read.
     """
     variables = os.environ if environment is None else environment
     if isinstance(content, dict):
@@ -190,12 +201,24 @@ def fill_environment(content: Any, where: str, environment: Mapping[str, str] | 
         return content
 
     def value_of(match: re.Match[str]) -> str:
-        value = variables.get(match["name"], match["default"])
-        if value is None:
-            raise InputError(f"{where} needs the environment variable {match['name']}; set it.")
-        return value
+        name, default = match["name"], match["default"]
+        value = variables.get(name, default) if is_read(name) else default
+        if value is not None:
+            return value
+        if is_read(name):
+            raise InputError(f"{where} needs the environment variable {name}; set it.")
+        raise InputError(
+            f"{where} asks for the environment variable {name}, which is not read: it might hold a "
+            f"secret; write the value, a default (${{{name}:...}}) or a variable {READ_PREFIX}..."
+        )
 
     return _typed(_VARIABLE.sub(value_of, content))
+
+
+def is_read(name: str) -> bool:
+    """Whether files may have this environment variable filled in: a setting and no secret."""
+    setting = name.startswith(READ_PREFIX) or name in READ_VARIABLES
+    return setting and not _SECRET.search(name)
 
 
 def _typed(text: str) -> Any:

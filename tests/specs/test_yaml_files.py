@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specs.errors import InputError
 from specs.formats.layer_pattern import layer_flags
+from specs.formats.reader import read_experiment
 from specs.formats.yaml_files import (
     MAX_BYTES,
     deep_merge,
@@ -59,16 +60,16 @@ def test_wide_trees_of_bases_are_bounded(tmp_path: Path) -> None:
 
 def test_environment_values_are_typed() -> None:
     content = {
-        "tp": "${TP:8}",
+        "tp": "${PRIMUS_TP:8}",
         "model": "${MODEL:llama}.yaml",
         "path": "${PATH_X:null}",
         "rate": "${LR:8.0e-4}",
         "on": "${ON:true}",
-        "list": ["${TP:8}", "plain"],
+        "list": ["${PRIMUS_TP:8}", "plain"],
         "text": "${COLON:a:b}",
         "empty": "${EMPTY:}",
     }
-    filled = fill_environment(content, "x.yaml", {"TP": "4"})
+    filled = fill_environment(content, "x.yaml", {"PRIMUS_TP": "4", "TP": "5"})
     assert filled == {
         "tp": 4,
         "model": "llama.yaml",
@@ -79,8 +80,38 @@ def test_environment_values_are_typed() -> None:
         "text": "a:b",
         "empty": None,
     }
-    with pytest.raises(InputError, match="NEEDED"):
-        fill_environment({"a": "${NEEDED}"}, "x.yaml", {})
+    with pytest.raises(InputError, match="needs the environment variable PRIMUS_NEEDED"):
+        fill_environment({"a": "${PRIMUS_NEEDED}"}, "x.yaml", {})
+
+
+SECRETS = ("FORETUNE_LLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "HOME", "PATH", "PRIMUS_HF_TOKEN")
+SECRETS += ("HF_TOKEN", "PRIMUS_API_KEY", "PRIMUS_DB_PASSWORD", "PRIMUS_secret", "PGPASSWORD")
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_variable_that_may_be_a_secret_is_filled_in(name: str) -> None:
+    environment = {name: "hunter2"}
+    assert fill_environment({"a": f"${{{name}:x}}"}, "x.yaml", environment) == {"a": "x"}
+    with pytest.raises(InputError, match=name) as caught:
+        fill_environment({"a": f"${{{name}}}"}, "x.yaml", environment)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_settings_of_primus_are_filled_in() -> None:
+    names = ("PRIMUS_TOKENIZED_DATA_PATH", "PRIMUS_TOKENIZER_MODEL", "PRIMUS_TP", "MBS", "GBS")
+    content = {name: f"${{{name}:1}}" for name in names}
+    assert fill_environment(content, "x.yaml", dict.fromkeys(names, "2")) == dict.fromkeys(names, 2)
+
+
+def test_a_foreign_study_learns_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETUNE_LLM_API_KEY", "hunter2")
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "name: ${FORETUNE_LLM_API_KEY:harmless}\nmodel: llama3.1-8b\nseq_len: 4096\n"
+        "global_batch_size: 64\ncluster: 8xMI300X\n"
+    )
+    assert "hunter2" not in repr(experiment := read_experiment(path))
+    assert experiment.name == "harmless"
 
 
 @pytest.mark.parametrize(
