@@ -16,7 +16,7 @@ from search.ranking import Ranker, Ranking, rank
 from search.shortlist import CHARACTER, shortlist
 from search.space import Space
 from specs import catalog
-from specs.choices import Overlap
+from specs.choices import Overlap, Recompute, RecomputeMethod, RecomputeModules, Sharding
 from specs.config import ConfigTable, TrainingConfig
 from specs.formats.cluster import read_cluster
 from specs.formats.experiment import Experiment, StudySettings
@@ -146,8 +146,27 @@ def test_shortlist_skips_configs_that_differ_only_in_trivia() -> None:
     base = TrainingConfig(tp=2, pp=4)
     trivial = base.changed(overlap=Overlap.DP, cross_entropy_fusion=True)
     other = base.changed(mbs=2)
-    rows = shortlist(_ranking([base, trivial, other], [10.0, 9.9, 9.8]), size=3)
+    rows = shortlist(_ranking([base, trivial, other], [10.0, 9.7, 9.6]), size=3)
     assert rows == [0, 2]
+
+
+def test_shortlist_skips_what_a_run_could_not_tell_apart() -> None:
+    base = TrainingConfig(tp=2, pp=4)
+    norms = base.changed(
+        recompute=Recompute.SELECTIVE, recompute_modules=RecomputeModules.LAYERNORM
+    )
+    full = base.changed(
+        recompute=Recompute.FULL, recompute_method=RecomputeMethod.UNIFORM, recompute_layers=1
+    )
+    configs = [base, base.changed(mbs=2), norms, full]
+    assert shortlist(_ranking(configs, [10.0, 9.95, 9.94, 9.93]), size=4) == [0, 3]
+
+
+def test_shortlist_prefers_another_family_to_a_variant() -> None:
+    base = TrainingConfig(tp=2, pp=4)
+    configs = [base, base.changed(mbs=2), base.changed(sharding=Sharding.FSDP)]
+    assert shortlist(_ranking(configs, [10.0, 9.8, 9.0]), size=2) == [0, 2]
+    assert shortlist(_ranking(configs, [10.0, 9.8, 9.0]), size=3, per_mesh=3) == [0, 1, 2]
 
 
 def test_shortlist_spreads_over_meshes_and_leaves_the_slow_out() -> None:
@@ -159,7 +178,7 @@ def test_shortlist_spreads_over_meshes_and_leaves_the_slow_out() -> None:
         base.changed(tp=4),
         base.changed(pp=2),
     ]
-    rows = shortlist(_ranking(configs, [10.0, 9.9, 9.8, 9.0, 7.9]), size=5, within=0.2, per_mesh=2)
+    rows = shortlist(_ranking(configs, [10.0, 9.8, 9.7, 9.0, 7.9]), size=5, within=0.2, per_mesh=2)
     assert rows == [0, 1, 3]
 
 
