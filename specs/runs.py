@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,10 @@ class RunTable:
         )
 
 
-_COLUMNS = [name for name in Run._fields if name not in ("config", "workload", "cluster", "stack")]
+_DTYPES = {str: object, int: np.int64, float: np.float64, bool: np.bool_}
+"""Type of a field -> dtype of its column, whether a table has rows or not."""
+_COLUMNS = {name: kind for name, kind in get_type_hints(Run).items() if kind in _DTYPES}
+"""Field of a Run that is a column of the table -> its type."""
 
 
 def folds(table: RunTable) -> dict[str, Column]:
@@ -206,7 +209,10 @@ def table_of(rows: list[dict[str, str]], find_model: FindModel, find_gpu: FindGp
             usable.append(read_row(number, row, find_model, find_gpu, defaults))
         except InputError as error:
             refused.append(Refusal(run_id, str(error), number))
-    columns = {name: _column([getattr(run, name) for run in usable]) for name in _COLUMNS}
+    columns: dict[str, Column] = {
+        name: np.array([getattr(run, name) for run in usable], dtype=_DTYPES[kind])
+        for name, kind in _COLUMNS.items()
+    }
     return RunTable(
         config=ConfigTable.from_configs([run.config for run in usable]),
         workloads=tuple(run.workload for run in usable),
@@ -216,13 +222,6 @@ def table_of(rows: list[dict[str, str]], find_model: FindModel, find_gpu: FindGp
         defaults=dict(defaults),
         **columns,
     )
-
-
-def _column(values: list[Any]) -> Column:
-    """A column with text as objects."""
-    if values and isinstance(values[0], str):
-        return np.array(values, dtype=object)
-    return np.array(values)
 
 
 def _joined(*columns: Column) -> Column:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from specs import catalog
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
+from studies.run_refusals import check_some_usable
+from surrogate.in_sample import calibrated_with, learned_from
 from surrogate.learned import Learned
 from surrogate.memory import fit_probability, interval_half_width, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
@@ -29,18 +31,24 @@ from surrogate.validation import (
 Column = NDArray[Any]
 
 DRAWS = 20
-WORST_PEAKS = 10
 """Draws of ``--calibrate K``."""
+WORST_PEAKS = 10
 
 
 def read_table(runs: Path, models: Path | None, with_results: bool = True) -> RunTable:
     """A table of runs whose models come from a ``models.json`` or else from the catalog.
 
+    Without results, as for projections alone, a table may have refused rows only: they are answered
+    one by one.
+
     Raises:
-        InputError: a file cannot be used.
+        InputError: a file cannot be used, or no row of it.
     """
     find = models_json(models).find if models else catalog.model
-    return read_runs(runs, find, with_results=with_results)
+    table = read_runs(runs, find, with_results=with_results)
+    if with_results:
+        check_some_usable(table, runs)
+    return table
 
 
 def defaults_in_words(defaults: Mapping[str, int]) -> str:
@@ -76,7 +84,24 @@ def validation_json(
         "throughput": throughput,
         "memory": memory_json(table, learned.peaks()),
         "groups": ranking_metrics(timed, timed.tokens_per_s_per_gpu, projected.value),
+        "in_sample": _in_sample(table, measured, learned),
+        "refused": [{"run_id": r.run_id, "reason": r.reason} for r in table.refused],
         "defaults": dict(table.defaults),
+    }
+
+
+def _in_sample(table: RunTable, measured: Column, learned: Learned) -> dict[str, int]:
+    """How many of the ``measured`` rows, and of those with a peak, taught what projects them.
+
+    ``learned`` counts runs that the package learned from; those that a calibration was made from
+    are ``calibrated``, and its peaks ``calibrated_peaks``.
+    """
+    speeds, peaks = calibrated_with(table, learned)
+    return {
+        "runs": len(measured),
+        "learned": int(learned_from(table.take(measured), learned).sum()),
+        "calibrated": int(speeds[measured].sum()),
+        "calibrated_peaks": int(peaks.sum()),
     }
 
 

@@ -17,7 +17,7 @@ from specs.config import AXES, ConfigTable
 from specs.errors import InputError
 from specs.formats.cluster import read_cluster
 from specs.formats.experiment import Experiment
-from specs.formats.reader import read_experiment
+from specs.formats.reader import NO_WORKLOAD, default_workload, read_experiment
 from specs.gpu import Gpu
 from studies.job import Job
 from surrogate.memory import memory
@@ -109,10 +109,16 @@ def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
     baseline = with_companions(experiment.baseline, axes)
     workload = experiment.workload.model_copy(update=fields)
     per_rank = 0 if "global_batch_size" in fields else experiment.sequences_per_data_parallel
+    notes = tuple(
+        kept
+        for note in experiment.notes
+        for kept in (default_workload(settings) if note.startswith(NO_WORKLOAD) else (note,))
+    )
     return replace(
         experiment,
         baseline=baseline,
         workload=workload,
+        notes=notes,
         sequences_per_data_parallel=per_rank,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specs.workload import Workload
 
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
+NO_WORKLOAD = "a model config names no workload"
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -47,6 +49,23 @@ def read_experiment(path: Path) -> Experiment:
     )
 
 
+def default_workload(stated: Collection[str]) -> tuple[str, ...]:
+    """The note on the defaults of a model config; none where all are stated.
+
+    Args:
+        stated: names of ``--set`` that need no default.
+    """
+    batch = DEFAULT_TOKENS_PER_STEP // DEFAULT_SEQ_LEN
+    values = {"seq_len": DEFAULT_SEQ_LEN, "gbs": batch}
+    assumed = {name: value for name, value in values.items() if name not in stated}
+    if not assumed:
+        return ()
+    defaults = " and ".join(f"{name} {value}" for name, value in assumed.items())
+    options = " and ".join(f"--set {name}=..." for name in assumed)
+    state = "state them" if len(assumed) > 1 else "states another"
+    return (f"{NO_WORKLOAD}: {defaults.replace(' ', ' is ', 1)} unless {options} {state}.",)
+
+
 def _of_model(path: Path) -> Experiment:
     return _experiment(read_huggingface(path), path)
 
@@ -60,10 +79,7 @@ def _experiment(model: Any, path: Path) -> Experiment:
         stack=Stack(),
         baseline=TrainingConfig(),
         gpu=gpu_of_path(path),
-        notes=(
-            f"a model config names no workload: seq_len is {DEFAULT_SEQ_LEN} and gbs {batch} "
-            "unless --set seq_len=... and --set gbs=... state them.",
-        ),
+        notes=default_workload(()),
         framework_assumed=True,
         source=path,
     )

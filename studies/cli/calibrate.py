@@ -9,10 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from studies.cli.common import JsonOption, Output
+from studies.cli.figures import percent
 from studies.cli.validate import ModelsOption
 
 TOLD = 12
 """Moved constants, keys and disagreeing runs that are printed."""
+NAMED = 3
+"""Runs far off that are named above the tables."""
+FAR_OFF = 4.0
+"""A run this many sd from what the others say of it is no chance: of Gaussian errors one in 16,000
+would be."""
 TORN = 1.5
 """Scatter of the runs of a key over the usual one from which it is said that they contradict each
 other."""
@@ -62,24 +68,54 @@ def _before_after(words: str, report: Mapping[str, Any]) -> str:
     """Errors before and after in one sentence."""
     before, after = report["before"], report["after"]
     return (
-        f"{words} off by {before['mape']:.1%} on average (bias {before['bias']:+.1%}); after, each "
-        f"judged by the others alone, by {after['mape']:.1%} (bias {after['bias']:+.1%})"
+        f"{words} off by {percent(before['mape'])} on average (bias "
+        f"{percent(before['bias'], signed=True)}); after, each judged by the others alone, by "
+        f"{percent(after['mape'])} (bias {percent(after['bias'], signed=True)})"
     )
+
+
+def _worse(what: str, report: Mapping[str, Any]) -> list[str]:
+    """One sentence where runs, judged by each other, are further off than before."""
+    before, after = (percent(report[name]["mape"]) for name in ("before", "after"))
+    if report["after"]["mape"] <= report["before"]["mape"] or before == after:
+        return []
+    return [
+        f"the calibration makes projections of {what} worse by this measure ({after} instead of "
+        f"{before}): the runs say little of each other, so tell more of them, correct those that "
+        "disagree, or leave it out."
+    ]
+
+
+def far_off(report: Mapping[str, Any]) -> list[str]:
+    """One sentence that names the runs far from what the others say of them."""
+    runs = [run for run in report["disagree"] if abs(run["sd"]) >= FAR_OFF]
+    if not runs:
+        return []
+    named = ", ".join(
+        f"{run['run_id']} (measured {run['measured_over_expected']:.2f} of what is expected, "
+        f"{run['sd']:+.1f} sd)"
+        for run in runs[:NAMED]
+    )
+    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+    return [f"check for a typing error or a sick node: {named}{more}."]
 
 
 def show_report(output: Output, report: dict[str, Any]) -> None:
     """Prints before, after, what moved and which runs disagree."""
+    from studies.run_refusals import by_reason
+
     if report["runs"]:
         output.say(_before_after(f"{report['runs']} runs: before, projections are", report))
+        output.say(*far_off(report), *_worse("throughput", report))
     if report["skipped"]:
-        output.say(f"{len(report['skipped'])} rows cannot be used, for example:")
-        output.say(*(f"  {e['run_id']}: {e['reason']}" for e in report["skipped"][:5]))
+        output.say(f"cannot be used ({len(report['skipped']):,} of the rows):")
+        output.say(*(f"  {line}" for line in by_reason(report["skipped"])))
     output.table(
         "",
         ("GPU | framework | model", "runs", "before", "after", "scatter"),
         [
-            (k["key"], k["runs"], f"{k['before']['mape']:.1%}",
-             f"{k['after']['mape']:.1%}" if k["after"] else "",
+            (k["key"], k["runs"], percent(k["before"]["mape"]),
+             percent(k["after"]["mape"]) if k["after"] else "",
              f"x {k['scatter']:.2f}" if k["runs"] > 1 else "")
             for k in sorted(report["keys"], key=lambda k: -k["runs"])[:TOLD]
         ],
@@ -87,6 +123,7 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
     memory = report["memory"]
     if memory["peaks"]:
         output.say(_before_after(f"{memory['peaks']} peaks of memory: before, they are", memory))
+        output.say(*_worse("memory", memory))
     if memory["moved"]:
         output.table(
             "constants of memory that moved",
@@ -108,7 +145,7 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
             ("constant", "GPU", "framework", "factor", "moves a run by up to", "runs"),
             [
                 (m["constant"], m["gpu"], m["framework"], f"{m['factor']:.3f}",
-                 f"{m['largest_effect']:.1%}", m["runs"])
+                 percent(m["largest_effect"]), m["runs"])
                 for m in report["moved"][:TOLD]
             ],
         )  # fmt: skip

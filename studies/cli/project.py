@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from studies.cli.common import (
     SetOption,
     axis_values,
 )
+from studies.cli.figures import duration
 from studies.cli.validate import CalibrationOption, ModelsOption
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ CsvOption = Annotated[
     Path | None,
     typer.Option("--csv", metavar="OUT", help="Where --runs writes.", show_default=False),
 ]
+SMALLEST_SHARE = 0.0005
+"""Parts of a step below this are not printed: they would read 0.0%."""
 
 
 def project_command(
@@ -74,16 +78,60 @@ def project_command(
         raise InputError("--csv and --models belong to project --runs R.csv; leave them out.")
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = calibrated_job(job, calibration)
+    output.notes(job.notes)
     reasons = job.why_illegal(job.baseline)
     if reasons:
-        raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
+        raise InputError(
+            f"the config cannot run on {job.cluster.name}: "
+            f"{' '.join([*reasons, *default_batch(job, reasons)])}"
+        )
     content = projection(job, job.baseline)
-    output.notes(job.notes)
+    copies = eight_bit_copies(job, content)
     if as_json:
-        output.result({"config": job.baseline.as_labels(), **content, **about(job)})
+        notes = [*job.notes, *copies]
+        output.result({"config": job.baseline.as_labels(), **content, **about(job), "notes": notes})
     else:
         show_job(output, job)
         show_projection(output, content)
+        output.notes(copies)
+
+
+def default_batch(job: Job, reasons: Sequence[str]) -> list[str]:
+    """What to do where a global batch that nobody stated is why a config is illegal."""
+    from specs.formats.reader import NO_WORKLOAD
+
+    workload, config = job.experiment.workload, job.baseline
+    assumed = any(note.startswith(NO_WORKLOAD) and "gbs" in note for note in job.notes)
+    if not assumed or not any("global batch size" in reason for reason in reasons):
+        return []
+    batch = workload.global_batch_size
+    ranks = max(job.cluster.num_gpus // (config.tp * config.pp * config.cp), 1)
+    step = config.mbs * ranks
+    possible = max(round(batch / step), 1) * step
+    return [
+        f"The input states no global batch: {batch} is the default, and --set gbs=... changes it, "
+        f"for example --set gbs={possible}."
+    ]
+
+
+def eight_bit_copies(job: Job, content: Mapping[str, Any]) -> list[str]:
+    """A note where weights take more memory in an 8- or 4-bit format than in 16 bit."""
+    from specs.choices import Precision
+    from studies.oracles import projection
+
+    if job.baseline.precision < Precision.FP8:
+        return []
+    plain = projection(job, job.baseline.changed(precision=Precision.BF16))
+    here, there = (
+        max(stage["weights_gib"] for stage in found["memory"]["stages"])
+        for found in (content, plain)
+    )
+    if here <= there:
+        return []
+    return [
+        f"weights take {here - there:.1f} GiB more than in bf16: {job.baseline.precision.label} "
+        "keeps 8-bit copies beside the 16-bit weights (docs/study_yaml.md, Precisions)."
+    ]
 
 
 def about(job: Job) -> dict[str, Any]:
@@ -137,14 +185,19 @@ def show_projection(output: Output, content: dict[str, Any]) -> None:
     output.say(
         "",
         f"{speed['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU (90%: {low:,.0f} to {high:,.0f}, "
-        f"{speed['trust']}), {speed['step_time_s']:.3g} s a step, "
+        f"{speed['trust']}), {duration(speed['step_time_s'])} a step, "
         f"{speed['tflops_per_gpu']:,.0f} TFLOP/s/GPU, MFU {speed['mfu']:.1%}",
         f"{memory['peak_gib']:.1f} of {memory['capacity_gib']:.0f} GiB, "
         f"{'fits' if memory['fits'] else 'does not fit'} (P(fits) {memory['fit_probability']:.0%})",
         bottleneck(content),
     )
-    shares = [(name, seconds, f"{share:.1%}") for name, seconds, share in step_shares(content)]
-    output.table("", ("where a step goes", "s", "share"), [row for row in shares if row[1] > 0])
+    unit, scale = ("s", 1.0) if speed["step_time_s"] >= 1 else ("ms", 1e3)
+    shares = [
+        (name, seconds * scale, f"{share:.1%}")
+        for name, seconds, share in step_shares(content)
+        if share >= SMALLEST_SHARE
+    ]
+    output.table("", ("where a step goes", unit, "share"), shares)
     show_stages(output, memory["stages"])
 
 

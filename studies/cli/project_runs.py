@@ -13,12 +13,14 @@ def project_runs(
     """Projects every row of a table and writes the results to ``csv``.
 
     Raises:
-        InputError: a file cannot be used, or ``csv`` is missing or cannot be written.
+        InputError: a file cannot be used, or none of its rows; ``csv`` is missing or cannot be
+            written.
     """
     from specs.errors import InputError
     from studies.accuracy import defaults_in_words, read_table
     from studies.calibrating import calibrated_by
     from studies.run_projections import projected_rows, write_rows
+    from studies.run_refusals import by_reason, check_some_usable
 
     if csv is None:
         raise InputError("project --runs needs --csv OUT, where the projections go.")
@@ -29,10 +31,10 @@ def project_runs(
     except OSError as error:
         raise InputError(f"cannot write {csv}: {error.strerror}.") from None
     refused = [row for row in rows if row["error"]]
+    refusals = [{"run_id": row["run_id"], "reason": row["error"]} for row in refused]
     output.say(
         f"{len(rows) - len(refused)} of {len(rows)} rows projected, written to {csv}",
-        *(f"  {row['run_id']}: {row['error']}" for row in refused[:10]),
-        *([f"  ... and {len(refused) - 10} more"] if len(refused) > 10 else []),
+        *(f"  {line}" for line in by_reason(refusals)),
     )
     if table.defaults:
         output.notes([defaults_in_words(table.defaults)])
@@ -45,3 +47,4 @@ def project_runs(
             "csv": str(csv),
         }
     )
+    check_some_usable(table, runs)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from studies.cli.common import JsonOption, Output, SeedOption
+from studies.cli.figures import components_in_words, percent, shortened
 
 ModelsOption = Annotated[
     Path | None,
@@ -32,6 +33,8 @@ CalibrationOption = Annotated[
 SHOWN_PEAKS = 5
 SMALLEST_GIB = 0.05
 """Smaller components are not printed."""
+LABEL_WIDTH = 30
+"""Characters of a slice's name that leave room for the numbers on 80 columns."""
 
 
 def validate_command(
@@ -66,9 +69,15 @@ def validate_command(
 def show_validation(output: Output, content: dict[str, Any]) -> None:
     """Prints the errors by slice, the ranking and what was left out."""
     from studies.accuracy import defaults_in_words
+    from studies.run_refusals import by_reason
 
     if content["defaults"]:
         output.say(defaults_in_words(content["defaults"]))
+    refused = content["refused"]
+    if refused:
+        output.say(f"cannot be used ({len(refused):,} of the rows):")
+        output.say(*(f"  {line}" for line in by_reason(refused)))
+    unusable = {entry["run_id"] for entry in refused}
     for what in ("throughput", "memory"):
         found = content[what]
         rows = [_cells("all", found)]
@@ -76,22 +85,25 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
             rows += [_cells(f"{name} {label}", part) for label, part in found["by"][name].items()]
         header = (what, "n", "MAPE", "median", "p90", "bias", "in 90%", "half-width")
         output.table("", header, [row for row in rows if row[1]])
-        skipped = found["skipped"]
+        skipped = [entry for entry in found["skipped"] if entry["run_id"] not in unusable]
         if skipped:
-            output.say(f"{len(skipped)} rows without {what}, for example:")
-            output.say(*(f"  {entry['run_id']}: {entry['reason']}" for entry in skipped[:5]))
+            output.say(f"no {what} to compare with ({len(skipped):,} of the rows):")
+            output.say(*(f"  {line}" for line in by_reason(skipped)))
+    output.say(*in_sample_in_words(content["in_sample"], content["memory"]["n"]))
     memory, groups = content["memory"], content["groups"]
     if memory["n"]:
-        oom = memory["out_of_memory"]
+        output.say(f"memory more than 10% too low: {percent(memory['unsafe'])} of rows")
+    oom = memory["out_of_memory"]
+    if oom["n"]:
         output.say(
-            f"memory more than 10% too low: {memory['unsafe']:.1%} of rows; "
             f"{oom['called_fitting']} of {oom['n']} runs out of memory would be called fitting"
         )
-        _show_worst_peaks(output, memory["worst"])
+    _show_worst_peaks(output, memory["worst"])
     if groups["n"]:
         output.say(
             f"ranking in {groups['n']} sets that differ only in config: Kendall tau "
-            f"{groups['kendall_tau']:.2f}, regret of the first choice {groups['top1_regret']:.1%}"
+            f"{groups['kendall_tau']:.2f}, regret of the first choice "
+            f"{percent(groups['top1_regret'])}"
         )
     if "calibration" in content["throughput"]:
         told = content["throughput"]["calibration"]
@@ -101,17 +113,44 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
         )
 
 
+def in_sample_in_words(known: dict[str, int], peaks: int) -> list[str]:
+    """What has to be said of errors on runs that taught what projects them.
+
+    Args:
+        known: how many they are, as in the JSON.
+        peaks: measured peaks of memory.
+    """
+    lines = []
+    if known["learned"]:
+        lines.append(
+            f"{known['learned']:,} of {known['runs']:,} runs are among those that were learned "
+            "from: these are in-sample errors; docs/accuracy.md has those on runs left out"
+        )
+        if peaks:
+            lines.append(
+                "which peaks the constants of memory were learned from is not recorded: peaks of "
+                "these runs may be in-sample too"
+            )
+    if known["calibrated"] or known["calibrated_peaks"]:
+        lines.append(
+            f"{known['calibrated']:,} of {known['runs']:,} runs and "
+            f"{known['calibrated_peaks']:,} of {peaks:,} peaks are those that the calibration was "
+            "made from: these are in-sample errors; calibrate tells those of each run judged by "
+            "the others"
+        )
+    return lines
+
+
 def _show_worst_peaks(output: Output, worst: list[dict[str, Any]]) -> None:
     """Prints what the projections with the largest errors consist of, largest part first."""
     if worst:
         output.say("peaks projected worst, GiB by component in the reading of their counter:")
     for peak in worst[:SHOWN_PEAKS]:
         error = peak["projected_gib"] / peak["measured_gib"] - 1
-        parts = sorted(peak["components"].items(), key=lambda part: -part[1])
         output.say(
             f"  {peak['run_id']}: {peak['measured_gib']:.1f} {peak['counter']}, projected "
             f"{peak['projected_gib']:.1f} ({error:+.0%}) = "
-            + ", ".join(f"{name} {gib:.1f}" for name, gib in parts if abs(gib) >= SMALLEST_GIB)
+            + components_in_words(peak["components"], SMALLEST_GIB)
         )
 
 
@@ -119,4 +158,8 @@ def _cells(label: str, found: dict[str, Any]) -> tuple[Any, ...]:
     """One row of the table; empty cells where nothing was measured."""
     names = ("mape", "median_ape", "p90_ape", "bias", "coverage90", "half_width90")
     values = [found[name] for name in names]
-    return (label, found["n"], *("" if v is None else f"{v:.1%}" for v in values))
+    return (
+        shortened(label, LABEL_WIDTH),
+        found["n"],
+        *("" if value is None else percent(value) for value in values),
+    )
