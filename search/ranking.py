@@ -9,7 +9,7 @@ configs that do not fit the throughput is never projected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,6 +149,10 @@ class Ranker:
         self._projected += len(table)
         self._remember_leanest(table, device_gib)
 
+    def leave_out(self, rows: int) -> None:
+        """Counts rows that are not to be recommended, whatever is projected."""
+        self._projected += rows
+
     def add(self, table: ConfigTable, seen: Projected, cores: Column) -> None:
         """Adds projected rows; ``cores`` says which rows share a core."""
         self._projected += len(table)
@@ -220,6 +224,7 @@ def rank(
     within: float = 0.05,
     advance: Advance = lambda _: None,
     per_core: int = PER_CORE,
+    exclude: Sequence[TrainingConfig] = (),
 ) -> Ranking:
     """The best configs of a space: every one within ``within`` of the best of another core is seen.
 
@@ -230,12 +235,13 @@ def rank(
         keep: configs to keep, at most ``per_core`` of a core.
         within: fraction below the best down to which all cores are projected.
         advance: called with the number of rows that are done with, ``len(space)`` in all.
+        exclude: configs that are known to fail; they count as refused.
     """
     ranker = Ranker(capacity_gib, keep, per_core)
     total = len(space)
     if total <= DIRECT_ROWS:
         for positions in _slices(np.array([0]), np.array([total])):
-            _add(ranker, space, surrogate, capacity_gib, positions)
+            _add(ranker, space, surrogate, capacity_gib, positions, exclude)
             advance(len(positions))
         return ranker.ranking(total)
     fast, bound = _bounds(space, surrogate, capacity_gib)
@@ -253,7 +259,7 @@ def rank(
             done += len(positions)
             near = bound[space.counterparts(positions, fast)]
             positions = positions[(near > 0) & (near >= (1 - within) * ranker.best)]
-            _add(ranker, space, surrogate, capacity_gib, positions)
+            _add(ranker, space, surrogate, capacity_gib, positions, exclude)
     advance(total - done)
     return ranker.ranking(total)
 
@@ -284,12 +290,23 @@ def _bounds(space: Space, surrogate: Surrogate, capacity_gib: float) -> tuple[Sp
 
 
 def _add(
-    ranker: Ranker, space: Space, surrogate: Surrogate, capacity_gib: float, positions: Column
+    ranker: Ranker,
+    space: Space,
+    surrogate: Surrogate,
+    capacity_gib: float,
+    positions: Column,
+    exclude: Sequence[TrainingConfig],
 ) -> None:
     """Projects configs: memory of all, the rest of those that fit."""
     if not len(positions):
         return
     table = space.rows(positions)
+    if exclude:
+        kept = np.all([table.axes_changed(config) > 0 for config in exclude], axis=0)
+        ranker.leave_out(int(np.count_nonzero(~kept)))
+        table, positions = table.take(kept), positions[kept]
+        if not len(positions):
+            return
     device_gib = surrogate.device_gib(table)
     fits = device_gib <= capacity_gib
     if not fits.all():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
@@ -50,7 +51,14 @@ def contest(cases: Cases, seed: int = 0, learned: Learned | None = None) -> Cont
     """
     learned = learned or shipped()
     log_speed = learned.joint_draws(cases, DRAWS, seed)
-    held = learned.peaks().memory(cases).device_gib
-    error = memory_log_sd(cases) * np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
-    fits = held * np.exp(error) <= cases.cluster.hbm_gib
+    peaks = learned.peaks()
+    held = peaks.memory(cases).device_gib
+    sd = memory_log_sd(cases)
+    error = np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
+    failed = peaks.failed_here(cases)
+    if failed is not None:  # of the errors only those with which what ran out does run out
+        floor = np.log(cases.cluster.hbm_gib / peaks.memory(failed).device_gib) / sd
+        below = min(float(ndtr(np.max(floor))), 1.0 - 1e-12)
+        error = ndtri(below + ndtr(error) * (1.0 - below))
+    fits = held * np.exp(sd * error) <= cases.cluster.hbm_gib
     return Contest(best_probability(log_speed, fits), log_speed, fits)

@@ -27,7 +27,7 @@ DISAGREES_FROM = 2.0
 ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
 """What a calibration file says of its origin; nothing is computed from it."""
 FIELDS = (*ABOUT, "schema_version", "projections", "bias", "bias_sd", "features", "constants",
-          "runs", "peaks")  # fmt: skip
+          "runs", "peaks", "out_of_memory")  # fmt: skip
 NOTEWORTHY = 0.005
 """Effects on throughput below this are not told."""
 
@@ -88,7 +88,7 @@ def _current(path: Path) -> Calibration:
         near = get_close_matches(unknown[0], FIELDS, n=1)
         meant = f"; is it {near[0]}?" if near else "; leave it out."
         raise InputError(f"{path} has a field that calibrations do not have: {unknown[0]}{meant}")
-    known = len(calibration) or len(calibration.peaks)
+    known = len(calibration) or not calibration.peaks.is_empty
     if known and calibration.projections != shipped().projections:
         raise InputError(
             f"{path} corrects projections of another release; calibrate again from the runs."
@@ -109,7 +109,7 @@ def merge(paths: Sequence[Path], fit_date: str) -> tuple[Calibration, dict[str, 
     calibration = Calibration.nothing()
     for path in paths:
         calibration = calibration.merged(_current(path))
-    if not len(calibration) and not len(calibration.peaks):
+    if not len(calibration) and calibration.peaks.is_empty:
         raise InputError("there is no run to calibrate with: the calibrations are empty.")
     report = report_of(calibration)
     about = {"merged_from": _sources(paths), "fit_date": fit_date, **_before_after(report)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specs.cluster import Cluster
 from specs.config import ConfigTable, TrainingConfig
@@ -20,12 +20,14 @@ class Job:
 
     ``notes`` are the reader's and what was assumed here, one sentence each. ``learned`` is what a
     profile of the node or measured runs taught; None: what the package learned from public runs.
+    ``failed`` are configs that gave no throughput when they were run for real: never recommended.
     """
 
     experiment: Experiment
     cluster: Cluster
     notes: tuple[str, ...]
     learned: Learned | None = None
+    failed: tuple[TrainingConfig, ...] = ()
 
     @property
     def belief(self) -> Learned:
@@ -60,5 +62,8 @@ class Job:
         return self.belief.peaks().memory(self.cases(table)).device_gib
 
     def project(self, table: ConfigTable) -> Projections:
-        """Memory and throughput of every row of ``table``."""
-        return project(self.cases(table), self.belief.constants, self.belief)
+        """Memory and throughput of every row of ``table``, given what ran out of memory."""
+        cases = self.cases(table)
+        found = project(cases, self.belief.constants, self.belief)
+        fits = self.belief.peaks().fit_probability(cases, found.device_gib)
+        return replace(found, fit_probability=fits)

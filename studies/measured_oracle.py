@@ -20,8 +20,8 @@ from search.distributions import config_key
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from studies.job import Job
-from studies.oracles import Crash, Evaluation
-from studies.real_runs import UNKNOWN_OVER_GIB, Outcome
+from studies.oracles import UNKNOWN_OVER_GIB, Crash, Evaluation
+from studies.real_runs import Outcome
 from studies.run_results import log_outcome
 
 STEPS = 10

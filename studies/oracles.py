@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
 
+import numpy as np
+
 from specs.config import ConfigTable, TrainingConfig
 from studies.job import Job
 from surrogate.projection import projection_json
+
+UNKNOWN_OVER_GIB = 1.0
+"""Constraint of an OOM: how much was missing is not known, only that it is above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,12 @@ class SurrogateOracle:
         """The projection of the config, with breakdown and memory by stage."""
         started = time.perf_counter()
         content = projection(self._job, config)
+        over_gib = content["memory"]["peak_gib"] - content["memory"]["capacity_gib"]
+        if over_gib <= 0 and not content["memory"]["fits"]:  # as runs out of memory showed
+            over_gib = UNKNOWN_OVER_GIB
         return Evaluation(
             tokens_per_s_per_gpu=content["throughput"]["tokens_per_s_per_gpu"],
-            memory_gib=content["memory"]["peak_gib"] - content["memory"]["capacity_gib"],
+            memory_gib=over_gib,
             fit_probability=content["memory"]["fit_probability"],
             details={"projection": content, **at_a_glance(content)},
             cost_s=time.perf_counter() - started,
@@ -96,8 +104,10 @@ def learned_fingerprint(job: Job) -> str:
     runs = job.learned.calibration
     constants = sorted(job.learned.constants.log_values.items())
     peaks = runs.peaks.errors.tolist()
-    facts = (constants, runs.run_ids, runs.errors.tolist(), runs.peaks.run_ids, peaks)
-    return "-" + hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+    facts = [constants, runs.run_ids, runs.errors.tolist(), runs.peaks.run_ids, peaks]
+    if runs.peaks.out_of_memory:
+        facts.append(runs.peaks.out_of_memory_json())
+    return "-" + hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:8]
 
 
 def at_a_glance(content: Mapping[str, Any]) -> dict[str, float | str]:
@@ -114,7 +124,13 @@ def at_a_glance(content: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def projection(job: Job, config: TrainingConfig) -> dict[str, Any]:
-    """Memory and throughput of one config as the JSON of ``project`` holds them."""
+    """Memory and throughput of one config as the JSON of ``project`` holds them.
+
+    The probability to fit is given what ran out of memory on this very job.
+    """
     cases = job.cases(ConfigTable.from_configs([config]))
     content = projection_json(cases, 0, job.belief.constants, job.belief)
-    return {name: content[name] for name in ("memory", "throughput")}
+    memory = content["memory"]
+    fits = job.belief.peaks().fit_probability(cases, np.array([memory["peak_gib"]]))
+    memory |= {"fits": bool(fits[0] >= 0.5), "fit_probability": float(fits[0])}
+    return {"memory": memory, "throughput": content["throughput"]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from specs.errors import InputError
 from specs.runs import RunTable
 from studies.job import Job
 from studies.ledger import changed_inputs, input_hash
+from studies.oracles import UNKNOWN_OVER_GIB
 from studies.run_limits import check_possible
 from studies.storage import StorageAddress, open_storage
 from surrogate.learned import Learned
-from surrogate.projection import Projections, project
+from surrogate.memory_calibration import MemoryFacts
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -44,8 +45,11 @@ SAME = 1e-3
 COUNTERS = ("device", "reserved", "allocated")
 STANDS_FOR_BASELINE = "stands_for_baseline"
 """User attribute of a run asked in place of a baseline that does not fit."""
-UNKNOWN_OVER_GIB = 1.0
-"""Constraint of an OOM: how much was missing is not known, only that it is above 0."""
+MEASURED = "/measured"
+"""Suffix of the study that keeps real runs."""
+FINISHED, OUT_OF_MEMORY, CRASHED = "measured", "out of memory", "crashed"
+TOLD = (FINISHED, OUT_OF_MEMORY, CRASHED)
+"""States of a run of which something came back."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,13 @@ class RealRuns:
         inputs = measured_inputs(job)
         digest = input_hash(inputs)
         known = {summary.study_name for summary in optuna.get_all_study_summaries(storage)}
-        wanted, note = f"{name}/measured", ""
+        wanted, note = name + MEASURED, ""
         if wanted in known:
             held = optuna.load_study(study_name=wanted, storage=storage).user_attrs
             if held.get("input_hash", digest) != digest:
                 what = ", ".join(changed_inputs(held.get("inputs", {}), inputs))
                 note = f"{what} changed since {wanted!r} was asked: its runs say nothing here."
-                wanted = f"{name}-{digest[:8]}/measured"
+                wanted = f"{name}-{digest[:8]}{MEASURED}"
         if wanted not in known and not create:
             raise InputError(f"{note or 'no run was asked yet:'} begin with foretune ask.")
         study = optuna.create_study(
@@ -332,21 +336,25 @@ class RealRuns:
         return self.job.belief if table is None else self.job.belief.calibrated(table)
 
     def taught(self) -> Learned:
-        """``learned`` with the peaks of its runs, for other studies to be projected with."""
+        """``learned`` with the peaks and OOMs of its runs: what all else is projected with."""
         table = self.table()
-        return self.learned() if table is None else self.learned().with_peaks(table)
-
-
-@dataclass(frozen=True)
-class CalibratedJob:
-    """A job projected with what its own runs taught; ranks like a Job."""
-
-    job: Job
-    learned: Learned
-
-    def project(self, table: ConfigTable) -> Projections:
-        """Memory and throughput of every row."""
-        return project(self.job.cases(table), self.learned.constants, self.learned)
+        learned = self.learned() if table is None else self.learned().with_peaks(table)
+        out = [run for run in self.runs() if run.state == OUT_OF_MEMORY]
+        ran = {run.config for run in self.runs() if run.state == FINISHED}
+        out = [run for run in out if run.config not in ran]
+        if not out:
+            return learned
+        cases = self.job.cases(ConfigTable.from_configs([run.config for run in out]))
+        facts = MemoryFacts.of_out_of_memory(cases, [run_id(self.job, run) for run in out])
+        calibration = learned.calibration
+        return replace(
+            learned,
+            calibration=replace(
+                calibration,
+                peaks=calibration.peaks.merged(facts),
+                projections=learned.projections,
+            ),
+        )
 
 
 def measured_inputs(job: Job) -> dict[str, Any]:
@@ -357,6 +365,11 @@ def measured_inputs(job: Job) -> dict[str, Any]:
         "stack": experiment.stack.model_dump(mode="json"),
         "cluster": job.cluster.model_dump(mode="json"),
     }
+
+
+def run_id(job: Job, run: AskedRun) -> str:
+    """The name of a run in tables and calibrations."""
+    return f"{job.experiment.name}-{run.number}"
 
 
 def run_table(job: Job, runs: list[AskedRun]) -> RunTable:
@@ -374,7 +387,7 @@ def run_table(job: Job, runs: list[AskedRun]) -> RunTable:
         clusters=(job.cluster,) * count,
         stacks=(experiment.stack,) * count,
         row=np.arange(count),
-        run_id=np.array([f"{experiment.name}-{run.number}" for run in runs], dtype=object),
+        run_id=np.array([run_id(job, run) for run in runs], dtype=object),
         source=same(experiment.name),
         publisher=same(experiment.name),
         model=same(experiment.workload.model.name),

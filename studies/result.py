@@ -113,6 +113,7 @@ class Result:
             "files": [str(path) for path in files],
             "notes": [*study.notes, *self.cautions],
             **({"llm": study.llm} if study.llm is not None else {}),
+            **({"told": study.told.as_json()} if study.told is not None else {}),
         }
 
 
@@ -123,7 +124,7 @@ def result_of(study: Study, seed: int = 0) -> Result:
         InfeasibleError: no trial fits.
     """
     job, best = study.job, study.best
-    fitting = [trial.config for trial in study.trials if trial.fits]
+    fitting = [trial.config for trial in study.fitting]
     fastest = study.ranking.fastest or best.config
     candidates = list(dict.fromkeys([best.config, fastest, *study.shortlist, *fitting]))
     drawn = contest(job.cases(ConfigTable.from_configs(candidates)), seed, job.belief)

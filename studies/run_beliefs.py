@@ -8,7 +8,7 @@ is that of the projection, moved by measured peaks and by runs that went out of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from search.config_pool import ConfigPool
 from search.pool_sampler import Judged
 from search.space import Space
 from specs.config import TrainingConfig
-from studies.real_runs import CalibratedJob, RealRuns
+from studies.real_runs import RealRuns
 from surrogate.projection import Projections
 
 Floats = NDArray[np.float64]
@@ -81,7 +81,7 @@ def run_beliefs(
     return RunBeliefs(
         pool=pool,
         before=runs.job.project(pool.table),
-        now=CalibratedJob(runs.job, runs.learned()).project(pool.table),
+        now=replace(runs.job, learned=runs.learned()).project(pool.table),
         judged=runs.judged(pool, seed),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 from specs.files import atomic_text
@@ -32,7 +33,10 @@ def projected_rows(table: RunTable, learned: Learned) -> list[Row]:
     """One row a row of the file, in its order; a refused one says why in ``error``."""
     rows = {r.row: {"run_id": r.run_id, "error": r.reason} for r in table.refused}
     if len(table):
-        found = project(cases_of(table), learned.constants, learned)
+        cases = cases_of(table)
+        found = project(cases, learned.constants, learned)
+        fits = learned.peaks().fit_probability(cases, found.device_gib)
+        found = replace(found, fit_probability=fits)
         for index in range(len(table)):
             rows[int(table.row[index])] = _row(str(table.run_id[index]), found, index)
     return [dict.fromkeys(COLUMNS, "") | rows[place] for place in sorted(rows)]

@@ -36,7 +36,7 @@ def taught_json(job: Job) -> dict[str, Any]:
     if job.learned is None:
         return {}
     base, learned = shipped(), job.learned
-    learned_more = len(learned.calibration) or len(learned.calibration.peaks)
+    learned_more = len(learned.calibration) or not learned.peaks().is_empty
     before, sd = base.constants.log_values, base.posterior_sd
     return _Taught(
         log_constants={n: v for n, v in learned.constants.log_values.items() if before.get(n) != v},

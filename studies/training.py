@@ -29,6 +29,7 @@ from studies.queue import Queue
 from studies.spending import share, spend
 from studies.storage import in_one_sentence, storage_address
 from studies.taught import TAUGHT, taught_json
+from studies.told import Told, projected_again, told_to
 from studies.transfer import other_study, transferred
 from studies.turns import JUST_KILLED_S, only_driver
 from studies.wording import describe
@@ -58,7 +59,8 @@ class Study:
     """A finished study: the ranking of the space, the trials and the proposals refused as illegal.
 
     ``shortlist`` are configs for real runs, best first; ``llm`` is what a model cost and
-    contributed, None where none was named.
+    contributed, None where none was named. ``told`` are real runs of the job: ``job``, the ranking
+    and the trials are then as projected with what they taught, whatever the storage keeps.
     """
 
     job: Job
@@ -72,6 +74,13 @@ class Study:
     shortlist: tuple[TrainingConfig, ...]
     notes: tuple[str, ...] = field(default=())
     llm: dict[str, Any] | None = None
+    told: Told | None = None
+
+    @property
+    def fitting(self) -> list[Trial]:
+        """Trials that may be recommended: they fit and did not fail when they were run."""
+        failed = set(self.job.failed)
+        return [trial for trial in self.trials if trial.fits and trial.config not in failed]
 
     @property
     def rejected_by_memory(self) -> int:
@@ -85,7 +94,7 @@ class Study:
         Raises:
             InfeasibleError: no trial does.
         """
-        candidates = [t for t in self.trials if t.fits and self.space.allows(t.config)]
+        candidates = [t for t in self.fitting if self.space.allows(t.config)]
         if not candidates:
             crashes = [t.details["crash"] for t in self.trials if "crash" in t.details]
             failed = (
@@ -123,7 +132,8 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
     study_folder(options.out, name)
     address = storage_address(options.storage, options.out / "foretune.db")
     space = Space.of(job.experiment, job.cluster, full=True)
-    ranking = rank_space(job, space, progress)
+    told = told_to(job, address, name)
+    ranking = rank_space(told.job(job) if told else job, space, progress)
     oracle = options.oracle_of(job)
     inputs = study_inputs(job, space, oracle, seed or 0)
     if options.llm is not None:
@@ -156,20 +166,38 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         else:
             driver = Driver(ledger, Queue(address, ledger.name), held, trials, options.crew)
             share(plan, driver, oracle, options.out / ledger.name, progress)
+        trials_now = tuple(ledger.trials())
+        if told and isinstance(oracle, SurrogateOracle):
+            _keep_best(ledger, oracle, ranking)
+            trials_now = projected_again(told.job(job), tuple(ledger.trials()))
     rows = shortlist(ranking, options.shortlist_size)
     return Study(
-        job=job,
+        job=told.job(job) if told else job,
         name=ledger.name,
         storage=ledger.storage,
         folder=options.out / ledger.name,
         space=space,
         ranking=ranking,
-        trials=tuple(ledger.trials()),
+        trials=trials_now,
         illegal=tuple(ledger.illegal()),
         shortlist=tuple(ranking.table.config(row) for row in rows),
-        notes=(*notes, *([ledger.note] if ledger.note else [])),
+        notes=(
+            *notes,
+            *([told.sentence] if told else []),
+            *([ledger.note] if ledger.note else []),
+        ),
         llm=llm,
+        told=told,
     )
+
+
+def _keep_best(ledger: Ledger, oracle: Oracle, ranking: Ranking) -> None:
+    """Adds the best of the ranking to the trials, one beyond ``--trials`` where need be: runs that
+    were told since have changed which one that is."""
+    best = ranking.table.config(0)
+    if best not in ledger:
+        reason = f"best of {ranking.legal:,} legal configs once told runs count"
+        ledger.record(best, oracle.evaluate(best), "exhaustive ranking", reason)
 
 
 def check_alone(crew: Crew) -> None:
@@ -193,7 +221,7 @@ def rank_space(job: Job, space: Space, progress: Progress = silent) -> Ranking:
     """
     capacity = job.cluster.gpu.hbm_gib.value
     with progress("ranking the legal space", len(space)) as advance:
-        ranking = rank(space, job, capacity, KEPT, advance=advance)
+        ranking = rank(space, job, capacity, KEPT, advance=advance, exclude=job.failed)
     if ranking.leanest is None:
         raise InfeasibleError(f"no config of this space is legal: {space.why_empty()}")
     if not len(ranking):

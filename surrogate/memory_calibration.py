@@ -19,10 +19,18 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specs.choices import TrainingKind
-from specs.config import TrainingConfig
+from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from surrogate.cases import Cases, Column
-from surrogate.memory import Gap, Memory, counter_reading, explain_gap, memory
+from surrogate.memory import (
+    Gap,
+    Memory,
+    counter_reading,
+    explain_gap,
+    fit_probability,
+    memory,
+    memory_log_sd,
+)
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
 from surrogate.robust import student_noise
 
@@ -160,6 +168,34 @@ class MemoryFacts:
             rows = np.flatnonzero(np.broadcast_to(same, (len(cases),)))
             found[rows] |= cases.config.take(rows).axes_changed(run.config) == 0
         return found
+
+    def failed_here(self, cases: Cases) -> Cases | None:
+        """The configs that went out of memory on the very job of ``cases``; None where none did, or
+        where the rows are of many jobs."""
+        if not self.out_of_memory or not _is_study(cases):
+            return None
+        job = _jobs(cases)[0]
+        configs = [run.config for run in self.out_of_memory if run.job == job]
+        return replace(cases, config=ConfigTable.from_configs(configs)) if configs else None
+
+    def fit_probability(self, cases: Cases, device_gib: Column) -> Column:
+        """Probability that every row stays below capacity, given which runs did not, shape (n,).
+
+        What a projection misses is shared by the configs of a job: one that is projected no leaner
+        than a config that ran out does not fit, and one that is little leaner fits less likely.
+
+        Args:
+            cases: n rows.
+            device_gib: what is projected of them (``memory``), shape (n,).
+        """
+        found = fit_probability(device_gib, cases.cluster.hbm_gib, memory_log_sd(cases))
+        failed = self.failed_here(cases)
+        if failed is not None:
+            sd, capacity_gib = memory_log_sd(failed), failed.cluster.hbm_gib
+            held = self.memory(failed).device_gib
+            least = float(np.max(fit_probability(held, capacity_gib, sd)))
+            found = np.maximum(found - least, 0.0) / max(1.0 - least, 1e-12)
+        return np.where(self.ran_out(cases), 0.0, found)
 
     @cached_property
     def _factors(self) -> dict[str, dict[str, float]]:
@@ -346,8 +382,7 @@ JOB = ("model", "gpu", "framework", "num_gpus", "hbm_gib", "seq_len", "global_ba
 
 def _jobs(cases: Cases) -> list[dict[str, str]]:
     """JOB of every row as text; one of all rows where they are of one study."""
-    is_study = np.ndim(cases.model_index) == np.ndim(cases.stack_index) == 0
-    count = 1 if is_study else len(cases)
+    count = 1 if _is_study(cases) else len(cases)
 
     def each(column: Column) -> list[Any]:
         return np.broadcast_to(column, (count,)).tolist()
@@ -366,6 +401,11 @@ def _jobs(cases: Cases) -> list[dict[str, str]]:
         {name: str(value) for name, value in zip(table, row, strict=True)}
         for row in zip(*table.values(), strict=True)
     ]
+
+
+def _is_study(cases: Cases) -> bool:
+    """Whether all rows are configs of one job."""
+    return np.ndim(cases.model_index) == np.ndim(cases.stack_index) == 0
 
 
 def _log_readings(
@@ -405,8 +445,8 @@ def _with_bound(
     """The same facts and one more that has the effect of the bound that an OOM is.
 
     A normal known to lie above a bound has another mean and variance; the added fact is the one
-    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). As with
-    peaks, one that contradicts what is known loses weight: something else may have filled memory.
+    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). However
+    surprising, it keeps its weight, unlike a peak: a twin of what ran out will not fit.
     """
     spread = run.slopes * _GROUP_SD
     shared = (slopes * _GROUP_SD) @ spread
@@ -418,11 +458,9 @@ def _with_bound(
         return slopes, errors, covariance  # it was expected to run out: nothing new
     noise = 1.0 / (1.0 / narrowed[0] - 1.0 / variance)
     error = noise * (moved[0] / narrowed[0] - mean / variance)
-    scatter = np.sqrt([PEAK_SD**2 + noise])
-    own = student_noise(np.array([[left]]), np.array([error - mean]), scatter)[0]
     grown = np.empty((len(errors) + 1, len(errors) + 1))
     grown[:-1, :-1], grown[:-1, -1], grown[-1, :-1] = covariance, shared, shared
-    grown[-1, -1] = spread @ spread + own
+    grown[-1, -1] = spread @ spread + PEAK_SD**2 + noise
     return np.vstack([slopes, run.slopes]), np.append(errors, error), grown
 
 
