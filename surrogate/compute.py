@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specs.choices import CpComm, Overlap, RecomputeModules
+from specs.choices import CpComm, Overlap, Precision, RecomputeModules
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.communication import all_gather_s, all_to_all_s, ring_step_s
@@ -161,6 +161,11 @@ def _core_attention(op: Operators, window: Any) -> Block:
     )
     flops = 2.0 * op.tokens * seq * heads * (query_dim + model.v_head_dim)
     forward = np.where(flash, fused * split, flops / (0.5 * op.flops_16bit))
+    # The kernels are of 16 bit; in fp32 the same products run at the rate of fp32.
+    is_fp32 = op.config.precision == int(Precision.FP32)
+    forward = forward * np.where(
+        is_fp32, op.cluster.peak_bf16_flops / op.cluster.peak_fp32_flops, 1
+    )
     # Scores in 16 bit: written, read and rewritten by the fused softmax, read; dropout adds a pass.
     scores = np.where(flash, 0.0, op.tokens * seq * heads * (BYTES / op.hbm))
     scores = scores * rates.unfused_passes

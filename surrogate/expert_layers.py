@@ -29,7 +29,9 @@ def routed_experts(op: Operators) -> Block:
     up = ffn * np.where(model.gated_mlp, 2.0, 1.0)
     own = op.tokens / op.tp
     padded = workload.capacity_factor > 0
-    load = np.where(padded, workload.capacity_factor, workload.routing_imbalance)
+    # One rank is its own mean, and none receives more than all that its group sends.
+    busiest = np.minimum(workload.routing_imbalance, config.ep)
+    load = np.where(padded, workload.capacity_factor, busiest)
     copies = own * topk * load
     rows = copies * config.etp
     local = num_experts / config.ep

@@ -16,6 +16,7 @@ from specs.choices import (
     Precision,
     Recompute,
     RecomputeMethod,
+    RecomputeModules,
     Sharding,
     TrainingKind,
 )
@@ -42,13 +43,13 @@ CLASSES = {"framework": 0.71, "architecture": 0.25, "gpu": 0.4, "moe": 1.26}
 
 CONFIG_AXES = (
     "tp", "pp", "cp", "ep", "mbs", "vpp", "recompute", "recompute_method", "recompute_layers",
-    "moe_dispatcher", "sharding", "schedule", "precision",
+    "recompute_modules", "moe_dispatcher", "sharding", "schedule", "precision",
 )  # fmt: skip
 """Axes of a config that the coordinates depend on."""
 
 SELECTIVE_SHARE = 0.1
-"""Of a layer's forward pass that selective recomputation repeats. Assumed: a norm, an activation or
-an attention core; the public runs seldom say which modules."""
+"""Of a layer's forward pass that selective recomputation repeats where it leaves out the MLP.
+Assumed: a norm, an activation or an attention core; the public runs seldom say which modules."""
 
 _GEMM_FORMAT = np.array([precision.gemm_format for precision in Precision])
 """Precision code -> the format in which GEMMs multiply."""
@@ -109,7 +110,24 @@ def recomputed_share(cases: Cases) -> Column:
     block = config.recompute_layers * config.pp * config.vpp / cases.model.num_layers
     counted = np.where(config.recompute_method == int(RecomputeMethod.BLOCK), block, 1.0)
     full: Column = np.where(config.recompute == int(Recompute.FULL), np.minimum(counted, 1.0), 0.0)
-    share: Column = np.where(config.recompute == int(Recompute.SELECTIVE), SELECTIVE_SHARE, full)
+    part = SELECTIVE_SHARE + (1.0 - SELECTIVE_SHARE) * _repeated_mlp(cases)
+    share: Column = np.where(config.recompute == int(Recompute.SELECTIVE), part, full)
+    return share
+
+
+def _repeated_mlp(cases: Cases) -> Column:
+    """Weights of the MLP or the experts over all that a token meets in a layer, where selective
+    recomputation repeats them; 0 elsewhere."""
+    model, modules = cases.model, cases.config.recompute_modules
+    moe = model.num_experts > 0
+    repeated = np.where(
+        moe, modules & int(RecomputeModules.MOE), modules & int(RecomputeModules.MLP)
+    )
+    width = np.where(
+        moe, model.moe_topk * model.moe_ffn_hidden_size, model.ffn_hidden_size
+    ) * np.where(model.gated_mlp, 3.0, 2.0)
+    heads = 2.0 * (model.num_attention_heads + model.num_query_groups) * model.head_dim
+    share: Column = np.where(repeated > 0, width / np.maximum(width + heads, 1.0), 0.0)
     return share
 
 

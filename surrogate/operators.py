@@ -101,6 +101,15 @@ class Operators:
         block.input_gradient[GEMM] = gemm_time_s(m, k, n, kernels, quantise=False)
         weight = gemm_time_s(n, k, m, kernels, quantise=False) + n * k * self.gradient_traffic
         block.weight_gradient[GEMM] = np.where(self.is_lora, 0.0, weight)
+        return block + self._adapter(m, n, k) if np.any(self.is_lora) else block
+
+    def _adapter(self, m: Any, n: Any, k: Any) -> Block:
+        """The two thin GEMMs of a low-rank adapter, in 16 bit, with both gradients."""
+        rank = np.where(self.is_lora, self.cases.workload.lora_rank, 0)
+        rate = self.kernels_16bit.peak_flops * self.kernels_16bit.utilisation_max
+        block = Block.zero(self.rows())
+        once = 2.0 * m * rank * (n + k) / rate
+        block.forward[GEMM] = block.input_gradient[GEMM] = block.weight_gradient[GEMM] = once
         return block
 
     def moved(self, forward: Any, backward: Any) -> Block:

@@ -158,7 +158,8 @@ def state_bytes(
         )
     is_lora = cases.workload.kind == int(TrainingKind.LORA)
     if np.any(is_lora):
-        adapters = _adapter_parameters(cases, parameters)
+        # Adapters are trained on every linear layer.
+        adapters = parameters.total * column(adapter_share(cases))
         lora = column(is_lora)
         # A frozen base is held in the format of its GEMMs.
         base_bytes = np.where(is_fp8, FP8_BYTES, COMPUTE_BYTES)
@@ -169,8 +170,8 @@ def state_bytes(
     return StateBytes(weights, gradients, optimizer)
 
 
-def _adapter_parameters(cases: Cases, parameters: StageParameters) -> Column:
-    """Trained parameters of low-rank adapters on every linear layer, (n, k).
+def adapter_share(cases: Cases) -> Column:
+    """Parameters of low-rank adapters over those of the linear layers they are on, (n,).
 
     A matrix of p = in*out parameters gets r*(in + out); with a mean width w of sqrt(p) that is
     2*r*p/w. The mean width of attention and MLP matrices is taken between hidden and MLP size.
@@ -178,4 +179,5 @@ def _adapter_parameters(cases: Cases, parameters: StageParameters) -> Column:
     m = cases.model
     mlp = np.where(m.num_experts > 0, m.moe_ffn_hidden_size, m.ffn_hidden_size)
     width = np.sqrt(np.maximum(m.hidden_size * np.maximum(mlp, 1), 1))
-    return parameters.total * column(2.0 * cases.workload.lora_rank / width)
+    share: Column = 2.0 * cases.workload.lora_rank / width
+    return share

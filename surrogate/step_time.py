@@ -26,7 +26,7 @@ from surrogate.pipeline.stages import (
     recomputed_per_chunk,
     stage_columns,
 )
-from surrogate.states import stage_parameters
+from surrogate.states import adapter_share, stage_parameters
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import Group, group
@@ -43,9 +43,6 @@ BREAKDOWN = (*PARTS, "recompute", "output", "bubble", "pp", "dp", "optimizer", "
 
 OFFLOADED_S = 8.0 / 25e9
 """Seconds a parameter whose optimizer runs on the host: gradient down and weight up over PCIe 4."""
-
-LORA_TRAINED_SHARE = 0.01
-"""Adapters over all parameters (assumed: rank 16 on the linear layers of a 70B model is 0.3%)."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +405,7 @@ class _Step:
     def _trained_share(self) -> Column:
         """Part of the parameters that gets gradients: all, or the adapters of LoRA."""
         lora = self.rows.cases.workload.kind == int(TrainingKind.LORA)
-        return np.where(lora, LORA_TRAINED_SHARE, 1.0)
+        return np.where(lora, adapter_share(self.rows.cases), 1.0)
 
     def _reduced_bytes(self) -> Column:
         """Bytes a gradient travels in: as it is kept, but DeepSpeed reduces in the weights' 16 bit

@@ -13,6 +13,7 @@ from specs.choices import (
     RecomputeMethod,
     Schedule,
     Sharding,
+    TrainingKind,
 )
 from specs.config import TrainingConfig
 from specs.errors import InputError
@@ -199,6 +200,34 @@ def test_busiest_expert_rank_sets_the_pace() -> None:
         part(study(BASE, routing_imbalance=factor), "expert_gemm")[0] for factor in (1.0, 2.0)
     )
     assert skewed > 1.5 * balanced
+
+
+def test_one_expert_rank_is_never_busier_than_its_mean() -> None:
+    alone = BASE.changed(ep=1)
+    balanced, skewed = (seconds(study(alone, routing_imbalance=factor))[0] for factor in (1.0, 4.0))
+    assert skewed == balanced
+    most, beyond = (seconds(study(BASE, routing_imbalance=factor))[0] for factor in (8.0, 1e5))
+    assert beyond == most, "no rank receives more than all that its eight send"
+
+
+def test_adapters_cost_by_their_rank() -> None:
+    def tuned(rank: int) -> float:
+        cases = study(
+            TrainingConfig(tp=2), model="llama3.1-8b", kind=TrainingKind.LORA, lora_rank=rank
+        )
+        return float(seconds(cases)[0])
+
+    thin, wide = tuned(16), tuned(4096)
+    assert tuned(1) < thin < 1.02 * tuned(1)
+    assert wide > 1.3 * thin, "4,096 is the width of the model: the adapters outweigh it"
+
+
+def test_attention_in_fp32_runs_at_the_rate_of_fp32() -> None:
+    long = [TrainingConfig(cp=8, precision=p) for p in (Precision.BF16, Precision.FP32)]
+    cases = study(*long, model="llama3.1-8b", gpu="H100-SXM", num_gpus=8, seq_len=32768, gbs=8)
+    bf16, fp32 = part(cases, "attention")
+    peak = cases.gpus[0].peak_flops
+    assert fp32 / bf16 == pytest.approx(peak["bf16"].value / peak["fp32"].value)
 
 
 def test_format_that_the_gpu_lacks_is_refused() -> None:
