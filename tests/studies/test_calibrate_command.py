@@ -112,3 +112,24 @@ def test_an_edited_calibration_is_refused_or_said_to_be_unused(
     code, words = told(content | {"runs": [content["runs"][0] | {"labels": labels}]})
     assert code == 0
     assert "the calibration has no run of MI300X | " in words
+
+
+def test_a_typing_error_is_named_before_the_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = (("b", 1, 1, "8300", ""), ("c", 4, 2, "5900", ""))
+    for speed, named in (("2200", True), ("7200", False)):
+        runs = table(tmp_path / "r.csv", ("a", 2, 1, speed, ""), *right)
+        assert call(["calibrate", "--runs", str(runs), "--out", str(tmp_path / "c.json")]) == 0
+        headline = capsys.readouterr().out.partition("GPU | framework")[0]
+        assert ("typing error" in headline and "a (measured" in headline) is named
+
+
+def test_a_calibration_that_makes_things_worse_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = table(tmp_path / "r.csv", ("a", 2, 1, "10500", ""), ("b", 2, 2, "8500", ""))
+    content = calibrate(capsys, "--runs", runs, "--out", tmp_path / "c.json")
+    assert call(["calibrate", "--runs", str(runs), "--out", str(tmp_path / "c.json")]) == 0
+    assert content["after"]["mape"] > content["before"]["mape"]
+    assert "makes projections of throughput worse" in capsys.readouterr().out
