@@ -8,11 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from specs.choices import Precision
-from specs.run_rows import model_flops_per_token
 from surrogate.cases import Cases, Column
 from surrogate.memory import fit_probability, memory_by_stage, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
-from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu, flops_per_token
 from surrogate.step_time import LayerTable, StepTime, shared_layers, step_time
 from surrogate.time_constants import TimeConstants
 
@@ -246,9 +245,7 @@ def _throughput_json(
     scale = total / float(step.step_time_s[0])
     parts = {name: float(np.ravel(part)[0]) * scale for name, part in step.breakdown.items()}
     speed = float(projected.tokens_per_s_per_gpu[0])
-    model = one.models[int(np.ravel(one.model_index)[0])]
-    seq_len = int(np.ravel(one.workload.seq_len)[0])
-    achieved = model_flops_per_token(model, seq_len, causal=True) * speed
+    achieved = float(np.ravel(flops_per_token(one))[0]) * speed
     return {
         "tokens_per_s_per_gpu": speed,
         "interval90": [float(projected.lo90[0]), float(projected.hi90[0])],

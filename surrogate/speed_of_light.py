@@ -27,18 +27,20 @@ def fastest_tokens_per_s_per_gpu(cases: Cases) -> Column:
         np.broadcast_to(getattr(cases.cluster, f"peak_{name}_flops"), rows) for name in _FORMATS
     ]
     peak = np.choose(_FORMAT_OF[cases.config.precision], peaks)
-    lora = cases.workload.kind == int(TrainingKind.LORA)
-    fastest: Column = peak / (_flops_per_token(cases) * np.where(lora, FROZEN_SHARE, 1.0))
+    fastest: Column = peak / flops_per_token(cases)
     return fastest
 
 
-def _flops_per_token(cases: Cases) -> Column:
-    """Model FLOPs a token, shape () where all rows are of one model and length, else (n,)."""
+def flops_per_token(cases: Cases) -> Column:
+    """FLOPs of the model that a token needs, without weight gradients where weights are frozen;
+    shape () where all rows are of one model and length, else (n,)."""
     jobs = np.stack(np.broadcast_arrays(cases.model_index, cases.workload.seq_len), axis=-1)
     distinct, place = np.unique(jobs.reshape(-1, 2), axis=0, return_inverse=True)
     flops = [
         model_flops_per_token(cases.models[index], int(seq_len), causal=True)
         for index, seq_len in distinct
     ]
-    found: Column = np.array(flops)[place].reshape(jobs.shape[:-1])
-    return found
+    lora = cases.workload.kind == int(TrainingKind.LORA)
+    all_trained = np.array(flops)[place].reshape(jobs.shape[:-1])
+    needed: Column = all_trained * np.where(lora, FROZEN_SHARE, 1.0)
+    return needed

@@ -188,9 +188,36 @@ def _workload(study: StudyFile, below: Experiment | Model, where: str) -> Worklo
             if name not in fields:
                 raise InputError(f"{where}: {name} is missing; add it.")
         workload = Workload(model=below, **fields)
-    if workload.kind is TrainingKind.LORA and not workload.lora_rank:
-        raise InputError(f"{where}: lora_rank is missing for kind lora; add it.")
+    _check_kind(workload, where)
     return workload
+
+
+LEAST_CAPACITY = 0.1
+"""Below it nine in ten tokens skip their experts (assumed: nobody trains so)."""
+
+
+def _check_kind(workload: Workload, where: str) -> None:
+    """Refuses adapters without a rank or wider than the model, a rank without adapters, and a
+    capacity that drops nearly all.
+
+    Raises:
+        InputError: one of them.
+    """
+    rank, hidden = workload.lora_rank, workload.model.hidden_size
+    if workload.kind is TrainingKind.LORA and not rank:
+        raise InputError(f"{where}: lora_rank is missing for kind lora; add it.")
+    if rank and workload.kind is not TrainingKind.LORA:
+        raise InputError(f"{where}: lora_rank is for kind lora; add kind: lora, or leave it out.")
+    if rank > hidden:
+        raise InputError(
+            f"{where}: lora_rank {rank} is more than the hidden size {hidden} of "
+            f"{workload.model.name}; use a smaller rank."
+        )
+    if 0 < workload.capacity_factor < LEAST_CAPACITY:
+        raise InputError(
+            f"{where}: capacity_factor {workload.capacity_factor:g} drops nearly all tokens; use 0 "
+            f"(dropless) or at least {LEAST_CAPACITY:g}."
+        )
 
 
 def _stack(study: StudyFile, below: Experiment | Model) -> Stack:

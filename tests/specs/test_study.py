@@ -165,3 +165,20 @@ def test_a_model_config_states_its_assumptions(tmp_path: Path) -> None:
     assert experiment.workload.global_batch_size == 1024
     assert "seq_len is 4096 and gbs 1024 unless --set" in experiment.notes[0]
     assert read_experiment(path).workload == experiment.workload
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"kind": "lora"}, "lora_rank is missing"),
+        ({"lora_rank": 16}, "lora_rank is for kind lora"),
+        ({"kind": "lora", "lora_rank": 100_000}, "more than the hidden size 6144"),
+        ({"capacity_factor": 1e-6}, "drops nearly all tokens"),
+    ],
+)
+def test_adapters_and_capacities_that_nobody_trains_are_refused(
+    fields: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    path = _write(tmp_path, PLAIN | {"cluster": "8xMI355X"} | fields)
+    with pytest.raises(InputError, match=sentence):
+        read_experiment(path)

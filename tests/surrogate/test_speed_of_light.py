@@ -11,7 +11,7 @@ from specs.choices import Precision, TrainingKind
 from specs.run_rows import model_flops_per_token
 from surrogate.calibration import LARGEST_LOG_ERROR
 from surrogate.learned import shipped
-from surrogate.projection import project, throughput
+from surrogate.projection import project, projection_json, throughput
 from surrogate.run_cases import cases_of
 from surrogate.speed_of_light import FROZEN_SHARE, fastest_tokens_per_s_per_gpu
 from tests.surrogate.learned_cases import runs, study
@@ -33,6 +33,19 @@ def test_frozen_weights_need_no_gradients() -> None:
     tuned = replace(cases, workload=lora)
     gain = fastest_tokens_per_s_per_gpu(tuned) / fastest_tokens_per_s_per_gpu(cases)
     np.testing.assert_allclose(gain, 1 / FROZEN_SHARE)
+
+
+def test_mfu_of_adapters_counts_what_they_need() -> None:
+    cases = study()
+    tuned = replace(
+        cases,
+        workload=replace(
+            cases.workload, kind=np.array(int(TrainingKind.LORA)), lora_rank=np.array(16)
+        ),
+    )
+    found = projection_json(tuned)["throughput"]
+    fastest = float(fastest_tokens_per_s_per_gpu(tuned)[0])
+    assert found["mfu"] == pytest.approx(found["tokens_per_s_per_gpu"] / fastest)
 
 
 def test_rows_of_several_models_and_lengths_have_their_own() -> None:
