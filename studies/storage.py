@@ -25,11 +25,39 @@ from studies.files import checked_file
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
+HIDDEN = "***"
+_WITH_PASSWORD = re.compile(r":.*@")
+_NOT_IN_A_HOST = re.compile(r"[@\s]")
+_NOT_IN_A_DATABASE = re.compile(r"[@:=;&\s]")
 _SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 _JOURNAL_SUFFIXES = (".journal", ".log", ".jsonl")
-_PASSWORD = re.compile(
-    r"(?<=://)(?P<user>[^:/@\s]*):[^\s]*@|(?<=[?&;])(password|passwd|pwd)=[^&\s]*"
+SHOWN_IN_QUERY = frozenset(
+    {
+        *("application_name", "charset", "connect_timeout", "dbname", "gssencmode", "host"),
+        *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "port"),
+        *("ssl", "sslmode", "sslrootcert", "target_session_attrs", "tcp_user_timeout"),
+    }
 )
+"""Parameters of a URL that hold no secret; the values of all others are hidden."""
+_IN_URL = re.compile(r"(?<=://)(?P<user>[^:/\s]*):(?:(?!\w+://)[^\n])*@")
+"""What stands before the last @ of a URL, blanks and further @ included."""
+_IN_QUERY = re.compile(r"(?<=[?&])(?P<name>[^=&\s]+)=[^&\s]*")
+_IN_PAIR = re.compile(
+    r"(?P<name>\w*(?:password|passwd|pwd|passphrase|secret|token)\w*\s*[=:]\s*)"
+    r"(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^\s&;,]+)",
+    re.IGNORECASE,
+)
+"""``password=...`` in a URL, in a connection string of libpq and in what drivers say."""
+DRIVERS = {
+    "psycopg2": "'foretune[postgres]'",
+    "psycopg": "'psycopg[binary]'",
+    "pg8000": "pg8000",
+    "MySQLdb": "mysqlclient",
+    "pymysql": "pymysql",
+    "mysql": "mysql-connector-python",
+    "mariadb": "mariadb",
+}
+"""Module of a database driver -> what pip installs it (docs.sqlalchemy.org, Dialects)."""
 
 CREATING_TRIES = 5
 BUSY_S = 60.0
@@ -73,19 +101,34 @@ class StorageAddress:
 
     @property
     def shown(self) -> str:
-        """The address without its password: the only form that may be printed or stored."""
-        return hide_password(self.url)
+        """The address without its secrets: the only form that may be printed or stored."""
+        if self.kind != "server":
+            return hide_password(self.url)
+        from sqlalchemy.engine import make_url
+
+        return hide_password(make_url(self.url).render_as_string(hide_password=True))
 
 
 def hide_password(text: str) -> str:
-    """``text`` with the passwords of the URLs in it replaced by ``***``."""
+    """A message with the passwords of the URLs and connection strings in it replaced by ``***``."""
 
-    def masked(match: re.Match[str]) -> str:
-        if match["user"] is not None:
-            return f"{match['user']}:***@"
-        return f"{match[2]}=***"
+    def hidden_value(match: re.Match[str]) -> str:
+        return match[0] if match["name"] in SHOWN_IN_QUERY else f"{match['name']}={HIDDEN}"
 
-    return _PASSWORD.sub(masked, text)
+    hidden = _IN_URL.sub(lambda match: f"{match['user']}:{HIDDEN}@", text)
+    hidden = _IN_QUERY.sub(hidden_value, hidden)
+    return _IN_PAIR.sub(lambda match: f"{match['name']}{HIDDEN}", hidden)
+
+
+def missing_driver(address: StorageAddress, error: ImportError) -> InputError:
+    """The sentence for a storage whose driver is not installed."""
+    found: BaseException | None = error
+    while found is not None and not getattr(found, "name", None):
+        found = found.__cause__ or found.__context__  # Optuna raises one of its own on top
+    module = str(getattr(found, "name", "")).partition(".")[0]
+    package = DRIVERS.get(module, module)
+    advice = f"run: pip install {package}" if package else "install it"
+    return InputError(f"the driver for {address.shown} is missing; {advice}.")
 
 
 def storage_address(text: str | None, default: Path) -> StorageAddress:
@@ -99,38 +142,52 @@ def storage_address(text: str | None, default: Path) -> StorageAddress:
         return _file_address("sqlite", default)
     scheme, separator, rest = text.partition("://")
     if not separator:
-        suffix = Path(text).suffix.lower()
+        miswritten = _WITH_PASSWORD.search(text) or _IN_PAIR.search(text)
+        suffix = "" if miswritten else Path(text).suffix.lower()
         if suffix in _SQLITE_SUFFIXES:
             return _file_address("sqlite", Path(text))
         if suffix in _JOURNAL_SUFFIXES:
             return _file_address("journal", Path(text))
+        # It may be a URL or a connection string that is miswritten: nothing of it is shown.
         raise InputError(
-            f"--storage {text!r} is no storage; use a file ending in .db (SQLite) or .journal, or "
-            "a URL such as postgresql://user@host/database."
+            "--storage names no storage; use a file ending in .db (SQLite) or .journal, or a URL "
+            "such as postgresql://user@host/database."
         )
     if scheme == "journal":
         return _file_address("journal", Path(rest))
     if scheme == "sqlite":
+        if rest[:1] not in ("", "/"):
+            raise InputError("--storage sqlite:// has three slashes; write sqlite:///FILE.")
         return _file_address("sqlite", Path(rest.removeprefix("/")))
     if scheme.split("+")[0] in ("postgresql", "mysql"):
         return StorageAddress("server", _checked_url(text), None)
     raise InputError(
-        f"--storage has the scheme {scheme!r}; use sqlite, journal, postgresql or mysql."
+        "--storage is a URL of another kind; use sqlite, journal, postgresql or mysql."
     )
 
 
 def _checked_url(url: str) -> str:
-    """``url`` if it can be read as one of a server."""
+    """``url`` if it can be read as one of a server; errors show nothing of it."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        make_url(url)
+        found = make_url(url)
     except (ArgumentError, ValueError):
         raise InputError(
-            f"--storage {hide_password(url)!r} is no URL of a server; write it as "
-            "postgresql://user@host:port/database."
+            "--storage is no URL of a server; write it as postgresql://user@host:port/database."
         ) from None
+    # SQLAlchemy ends a password at its first @, so the rest of it would be taken for the host.
+    if not url.isprintable() or _NOT_IN_A_HOST.search(found.host or ""):
+        raise InputError(
+            "--storage is no URL of a server: an @ in a password is written %40, a / %2F and a "
+            "blank %20."
+        )
+    if _NOT_IN_A_DATABASE.search(found.database or ""):
+        raise InputError(
+            "--storage names a database with signs that none has; write it as "
+            "postgresql://user@host:port/database?option=value."
+        )
     return url
 
 
@@ -159,10 +216,8 @@ def open_storage(address: StorageAddress) -> BaseStorage:
         if address.kind == "journal" and address.path is not None:
             return _open_journal(address.path)
         return _open_database(address)
-    except ImportError:
-        raise InputError(
-            f"the driver for {address.shown} is missing; run: pip install 'foretune[postgres]'."
-        ) from None
+    except ImportError as error:
+        raise missing_driver(address, error) from None
     except (SQLAlchemyError, RuntimeError, ValueError, KeyError, OSError) as error:
         raise InputError(
             f"cannot open the storage {address.shown}: {first_line(error).rstrip('.')}."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specs.errors import InputError
 from studies.file_lock import FileLock
 from studies.files import checked_folder
-from studies.storage import StorageAddress, engine_arguments, first_line
+from studies.storage import StorageAddress, engine_arguments, first_line, missing_driver
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -108,11 +108,8 @@ class _AdvisoryLock:
             connection = self._connected()
             wanted = {"key": lock_key(self._name)}
             return bool(connection.scalar(text("select pg_try_advisory_lock(:key)"), wanted))
-        except ImportError:
-            raise InputError(
-                f"the driver for {self._address.shown} is missing; run: "
-                "pip install 'foretune[postgres]'."
-            ) from None
+        except ImportError as error:
+            raise missing_driver(self._address, error) from None
         except SQLAlchemyError as error:
             raise InputError(
                 f"cannot open the storage {self._address.shown}: {first_line(error).rstrip('.')}."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import InputError
-from studies.storage import hide_password, open_storage, storage_address
+from studies.storage import hide_password, missing_driver, open_storage, storage_address
 from studies.turns import only_driver
 
 
@@ -18,8 +18,8 @@ from studies.turns import only_driver
         ("sqlite:///runs/a.db", "sqlite", "sqlite:///runs/a.db"),
         ("a.journal", "journal", "journal://a.journal"),
         ("journal://runs/a.log", "journal", "journal://runs/a.log"),
-        ("postgresql://me:se:cr@et@host/db", "server", "postgresql://me:***@host/db"),
-        ("postgresql+psycopg2://h/db?password=x&a=1", "server", None),
+        ("postgresql://me:se:cr%40et@host/db", "server", "postgresql://me:***@host/db"),
+        ("postgresql+psycopg2://h/db?password=x&sslmode=a", "server", None),
     ],
 )
 def test_addresses(
@@ -28,7 +28,7 @@ def test_addresses(
     monkeypatch.chdir(tmp_path)
     address = storage_address(text, Path("default.db"))
     assert address.kind == kind
-    assert address.shown == (shown or "postgresql+psycopg2://h/db?password=***&a=1")
+    assert address.shown == (shown or "postgresql+psycopg2://h/db?password=***&sslmode=a")
     assert not list(tmp_path.iterdir()), "naming a storage creates nothing"
 
 
@@ -42,6 +42,64 @@ def test_addresses(
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(InputError):
         storage_address(text, Path("default.db"))
+
+
+CREDENTIALS = [
+    "postgresql://me@myserver:S3CRET@host/x",
+    "postgresql://me:S3CRET with blanks S3CRET@host/x",
+    "postgresql://me:S3CRET/S3CRET@host/x",
+    "postgresql://h/x?user=u&sslpassword=S3CRET",
+    "postgresql://h/x?PASSWORD=S3CRET",
+    "postgresql://h/x?password=S3CRET&password=S3CRET",
+    "postgresql://h/x?passfile=S3CRET&options=-ca%3DS3CRET",
+    "mysql+pymysql://u:S3CRET@h/x",
+]
+MISWRITTEN = [
+    "postgresql:u:S3CRET@h/x",
+    "postgresql:u:S3CRET@h/x.db",
+    "host=1 password=S3CRET",
+    "host=1 password=S3CRET.db",
+    "postgresql://me:S3CRET@S3CRET@host/x",
+    "postgresql://me:S3CRET@host/x;password=S3CRET",
+    "postgresql://me:p@host:5432S3CRET/x",
+    "mysql://me:S3CRET\n@host/x",
+    "sqlite://me:S3CRET@host/x.db",
+    "redis://me:S3CRET@host",
+    "S3CRET://host",
+]
+
+
+@pytest.mark.parametrize("text", CREDENTIALS)
+def test_no_password_is_shown(text: str) -> None:
+    address = storage_address(text, Path("default.db"))
+    assert "S3CRET" not in address.shown
+    assert "S3CRET" not in hide_password(f"could not connect to {text}: no route\nto the host")
+
+
+@pytest.mark.parametrize("text", MISWRITTEN)
+def test_nothing_is_shown_of_what_may_hold_a_password(text: str) -> None:
+    with pytest.raises(InputError, match="--storage") as caught:
+        storage_address(text, Path("default.db"))
+    assert "S3CRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "advice"),
+    [
+        ("mysql://h/x", ModuleNotFoundError(name="MySQLdb"), "pip install mysqlclient."),
+        ("mysql+pymysql://h/x", ModuleNotFoundError(name="pymysql"), "pip install pymysql."),
+        ("postgresql://h/x", ModuleNotFoundError(name="psycopg2"), "'foretune[postgres]'."),
+        ("postgresql://h/x", ImportError("libpq is missing"), "install it."),
+    ],
+)
+def test_the_advice_names_the_package_of_the_driver(
+    text: str, error: ImportError, advice: str
+) -> None:
+    on_top = ImportError("cannot connect")
+    on_top.__cause__ = error
+    for raised in (error, on_top):
+        sentence = str(missing_driver(storage_address(text, Path("d.db")), raised))
+        assert sentence.endswith(advice)
 
 
 def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_password() -> None:
