@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specs.config import ConfigTable
 from specs.errors import InputError
 from specs.files import input_file
 from specs.runs import RunTable
@@ -53,8 +54,17 @@ def calibrated_job(job: Job, path: Path | None) -> Job:
     if path is None:
         return job
     learned = calibrated_by(path)
-    note = _unused_by(learned.calibration, job)
-    return replace(job, learned=learned, notes=(*job.notes, *([note] if note else [])))
+    notes = [_unused_by(learned.calibration, job), _ran_out(learned, job)]
+    return replace(job, learned=learned, notes=(*job.notes, *(note for note in notes if note)))
+
+
+def _ran_out(learned: Learned, job: Job) -> str:
+    """One sentence where a calibration knows configs that ran out of memory on this very job."""
+    failed = learned.peaks().failed_here(job.cases(ConfigTable.from_configs([job.baseline])))
+    if failed is None:
+        return ""
+    configs = "1 config" if len(failed) == 1 else f"{len(failed)} configs"
+    return f"the calibration knows {configs} of this job that ran out of memory: P(fits) counts it."
 
 
 def _unused_by(calibration: Calibration, job: Job) -> str:

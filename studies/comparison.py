@@ -9,7 +9,8 @@ from typing import Any
 
 from specs.errors import InputError
 from studies.ledger import Trial
-from studies.report.facts import MEASURED, RESULT, StudyFacts, load, read_facts, study_names
+from studies.real_runs import MEASURED
+from studies.report.facts import RESULT, StudyFacts, load, read_facts, study_names
 from studies.storage import StorageAddress
 
 NEAR = 0.01

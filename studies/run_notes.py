@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from studies.real_runs import AskedRun, asked_run
-from studies.report.facts import MEASURED, load, study_names
-from studies.storage import StorageAddress
+from studies.real_runs import AskedRun
 from studies.trial_notes import cell, table
 from studies.wording import describe
 
 if TYPE_CHECKING:
     from studies.run_ranking import Ranked
-
-
-def asked_runs(address: StorageAddress, name: str) -> list[AskedRun]:
-    """The real runs of the study ``name``; none where nothing was asked."""
-    if name + MEASURED not in study_names(address):
-        return []
-    return [asked_run(t) for t in load(address, name + MEASURED).get_trials(deepcopy=False)]
 
 
 def in_words(run: AskedRun) -> str:
@@ -68,6 +59,7 @@ def told_note(runs: Sequence[AskedRun], entries: Sequence[Ranked]) -> str:
             entry.state,
             f"{entry.before:,.0f}",
             f"{entry.now:,.0f}",
+            f"{entry.peak_gib_before:.0f}",
             f"{entry.peak_gib:.0f}",
             f"{entry.fit_probability_before:.0%}",
             f"{entry.fit_probability:.0%}",
@@ -75,13 +67,15 @@ def told_note(runs: Sequence[AskedRun], entries: Sequence[Ranked]) -> str:
         )
         for entry in entries
     ]
-    header = ("run", "", "before", "now", "GiB", "fits before", "fits now", "config")
+    header = ("run", "", "before", "now", "GiB before", "GiB now", "fits before", "fits now",
+              "config")  # fmt: skip
     return "\n".join(
         [
             *runs_section(runs),
             "",
             "### Ranking now",
-            "Tokens/s/GPU and the probability to fit, as projected before any run and now.",
+            "Tokens/s/GPU, GiB and the probability to fit, as projected before any run and now; "
+            "ranked by tokens/s/GPU now times the probability to fit, failed runs last.",
             "",
             *table(header, rows),
         ]

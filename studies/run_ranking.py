@@ -13,7 +13,7 @@ from search.shortlist import shortlist
 from search.space import Space
 from specs.config import TrainingConfig
 from studies.files import to_json, write_atomically
-from studies.real_runs import AskedRun, RealRuns
+from studies.real_runs import CRASHED, FINISHED, OUT_OF_MEMORY, AskedRun, RealRuns
 from studies.run_beliefs import RunBeliefs, run_beliefs
 from surrogate.calibration import write_calibration
 
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 KEPT = 512
-OUT_OF_MEMORY, CRASHED = "out of memory", "crashed"
+RANKED_BY = (
+    "tokens/s/GPU, GiB and the probability to fit, before any run and now; ranked by tokens/s/GPU "
+    "now times the probability to fit, failed runs last"
+)
 
 
 @dataclass(frozen=True)
 class Ranked:
     """A config after the runs: measured where it ran, else what is projected now.
 
-    ``before`` and ``fit_probability_before`` are what was projected without any run.
+    ``before``, ``peak_gib_before`` and ``fit_probability_before`` are what was projected without
+    any run. ``interval90`` of a measured config spans its repeats.
     """
 
     config: TrainingConfig
@@ -38,6 +42,7 @@ class Ranked:
     before: float
     now: float
     interval90: tuple[float, float]
+    peak_gib_before: float
     peak_gib: float
     fit_probability: float
     fit_probability_before: float
@@ -57,6 +62,7 @@ class Ranked:
             "projected_before": self.before,
             "tokens_per_s_per_gpu": self.now,
             "interval90": list(self.interval90),
+            "peak_gib_before": self.peak_gib_before,
             "peak_gib": self.peak_gib,
             "fit_probability": self.fit_probability,
             "fit_probability_before": self.fit_probability_before,
@@ -116,6 +122,7 @@ def _ranked(beliefs: RunBeliefs, config: TrainingConfig, asked: list[AskedRun]) 
         before=float(beliefs.before.tokens_per_s_per_gpu[row]),
         now=speed,
         interval90=interval,
+        peak_gib_before=float(beliefs.before.device_gib[row]),
         peak_gib=float(beliefs.peak_gib([row])[0]),
         fit_probability=fits,
         fit_probability_before=float(beliefs.before.fit_probability[row]),
@@ -124,11 +131,11 @@ def _ranked(beliefs: RunBeliefs, config: TrainingConfig, asked: list[AskedRun]) 
 
 
 def write_calibrated(runs: RealRuns, folder: Path) -> list[Path]:
-    """Writes the calibration (throughputs and peaks) and the runs; no calibration without runs."""
+    """Writes the calibration (throughputs, peaks and OOMs) and the runs; no calibration of none."""
     learned = runs.taught()
     path = folder / "runs.json"
     write_atomically(path, to_json([run.as_json() for run in runs.runs()]) + "\n")
-    if not len(learned.calibration):
+    if not len(learned.calibration) and learned.peaks().is_empty:
         return [path]
     calibration = folder / "calibration.json"
     write_calibration(calibration, learned.calibration)
@@ -148,20 +155,35 @@ def show_ranking(output: Output, runs: RealRuns, entries: list[Ranked]) -> None:
             _STATES.get(entry.state, entry.state),
             entry.before,
             None if entry.failed else entry.now,
-            "" if entry.failed else "{:,.0f} to {:,.0f}".format(*entry.interval90),
+            _interval(entry),
+            f"{entry.peak_gib_before:.0f}",
             f"{entry.peak_gib:.0f}",
             f"{entry.fit_probability_before:.0%}",
             f"{entry.fit_probability:.0%}",
         )
         for number, entry in enumerate(shown, 1)
     ]
-    header = ("", "run", "", "before", "now", "90%", "GiB", "fits before", "fits now")
-    output.table("tokens/s/GPU and the probability to fit", header, rows)
+    header = (
+        *("", "run", "", "before", "now", "90%"),
+        *("GiB before", "GiB now", "fits before", "fits now"),
+    )
+    output.table(RANKED_BY, header, rows)
     for number, entry in enumerate(shown, 1):
         output.say(config_line(f"  {number}  ", entry.config))
     out = [run.number for run in runs.runs() if run.state == "running"]
     if out:
         output.say(f"still out: run {', '.join(map(str, out))}")
+
+
+def _interval(entry: Ranked) -> str:
+    """What the throughput of now is known to; a config that ran has no interval to be in."""
+    if entry.failed:
+        return ""
+    low, high = entry.interval90
+    if entry.state == FINISHED and low == high:
+        return "measured"
+    text = f"{low:,.0f} to {high:,.0f}"
+    return f"measured {text}" if entry.state == FINISHED else text
 
 
 _STATES = {OUT_OF_MEMORY: "OOM", "projected": ""}

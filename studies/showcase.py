@@ -18,11 +18,12 @@ from studies.pictures.memory import memory_by_stage
 from studies.pictures.pareto import pareto
 from studies.pictures.style import Picture, titled
 from studies.pictures.svg import svg
+from studies.real_runs import MEASURED
 from studies.report.evidence import comparisons
-from studies.report.facts import MEASURED, RESULT, StudyFacts, load, read_facts, study_names
+from studies.report.facts import RESULT, StudyFacts, load, read_facts, study_names
 from studies.report.timetable import timetable
 from studies.report.whatif import neighbours
-from studies.run_notes import asked_runs, in_words, run_note, runs_section, told_note
+from studies.run_notes import in_words, run_note, runs_section, told_note
 from studies.storage import StorageAddress
 from studies.trial_notes import study_note, trial_note
 from studies.wording import change_in_words
@@ -59,7 +60,7 @@ def show_study(
         study.set_user_attr(RESULT, kept)
     facts = read_facts(address, name)
     board = Board(study, artifact_folder(address.path, out))
-    pictures = show_board(board, facts, asked_runs(address, name))
+    pictures = show_board(board, facts, facts.runs)
     best = [trial.number for trial in facts.trials if trial.config == facts.best.config]
     drawn = [
         write_atomically(files[0].parent / f"{key}.svg", svg(pictures[key][1], pictures[key][0]))

@@ -35,6 +35,7 @@ from studies.turns import JUST_KILLED_S, only_driver
 from studies.wording import describe
 
 DEFAULT_TRIALS = 64
+SHORTLIST = 5
 KEPT = 4096
 """Best configs of the ranking that shortlist and trials choose from."""
 
@@ -47,7 +48,7 @@ class StudyOptions:
     storage: str | None = None
     trials: int | None = None
     seed: int | None = None
-    shortlist_size: int = 5
+    shortlist_size: int = SHORTLIST
     from_study: str | None = None
     crew: Crew = field(default_factory=Crew)
     llm: LlmOptions | None = None
@@ -166,11 +167,11 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         else:
             driver = Driver(ledger, Queue(address, ledger.name), held, trials, options.crew)
             share(plan, driver, oracle, options.out / ledger.name, progress)
-        trials_now = tuple(ledger.trials())
         if told and isinstance(oracle, SurrogateOracle):
             _keep_best(ledger, oracle, ranking)
-            trials_now = projected_again(told.job(job), tuple(ledger.trials()))
-    rows = shortlist(ranking, options.shortlist_size)
+            finished = projected_again(told.job(job), tuple(ledger.trials()))
+        else:
+            finished = tuple(ledger.trials())
     return Study(
         job=told.job(job) if told else job,
         name=ledger.name,
@@ -178,9 +179,9 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         folder=options.out / ledger.name,
         space=space,
         ranking=ranking,
-        trials=trials_now,
+        trials=finished,
         illegal=tuple(ledger.illegal()),
-        shortlist=tuple(ranking.table.config(row) for row in rows),
+        shortlist=shortlisted(ranking, options.shortlist_size),
         notes=(
             *notes,
             *([told.sentence] if told else []),
@@ -189,6 +190,11 @@ def run_study(job: Job, options: StudyOptions, progress: Progress = silent) -> S
         llm=llm,
         told=told,
     )
+
+
+def shortlisted(ranking: Ranking, size: int = SHORTLIST) -> tuple[TrainingConfig, ...]:
+    """The configs of a ranking for real runs, best first."""
+    return tuple(ranking.table.config(row) for row in shortlist(ranking, size))
 
 
 def _keep_best(ledger: Ledger, oracle: Oracle, ranking: Ranking) -> None:

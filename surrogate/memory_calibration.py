@@ -385,7 +385,7 @@ def _jobs(cases: Cases) -> list[dict[str, str]]:
     count = 1 if _is_study(cases) else len(cases)
 
     def each(column: Column) -> list[Any]:
-        return np.broadcast_to(column, (count,)).tolist()
+        return list(np.broadcast_to(column, (count,)).tolist())
 
     table = {
         "model": [cases.models[index].name for index in each(cases.model_index)],
@@ -395,7 +395,7 @@ def _jobs(cases: Cases) -> list[dict[str, str]]:
         "hbm_gib": [f"{value:g}" for value in each(cases.cluster.hbm_gib)],
         "seq_len": each(cases.workload.seq_len),
         "global_batch_size": each(cases.workload.global_batch_size),
-        "kind": [TrainingKind(value).label for value in each(cases.workload.kind)],
+        "kind": [TrainingKind.labels()[int(value)] for value in each(cases.workload.kind)],
     }
     return [
         {name: str(value) for name, value in zip(table, row, strict=True)}

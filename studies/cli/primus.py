@@ -33,7 +33,8 @@ def primus_of(job: Job, mode: str, storage: str | None, out: Path) -> PrimusOrac
     """
     from studies.files import checked_folder, name_from
     from studies.primus_oracle import primus_oracle
-    from studies.report.facts import MEASURED, measured_configs
+    from studies.real_runs import MEASURED
+    from studies.report.facts import measured_configs
     from studies.storage import storage_address
 
     name = name_from(job.experiment.name)

@@ -47,7 +47,9 @@ def report_command(
     address = storage_address(storage, Path("results") / "foretune.db")
     facts = read_facts(address, chosen_study(address, study))
     write_atomically(out, report(facts, tokens, price))
+    told = facts.result.get("told")
+    output.notes([note for note in facts.notes if told and "told to this job" in note])
     if as_json:
-        output.result({"study_name": facts.name, "files": [str(out)]})
+        output.result({"study_name": facts.name, "files": [str(out)], "told": told})
     else:
         output.say(f"report of {facts.name!r}: {out}")

@@ -17,12 +17,13 @@ from studies.pictures.measured import Comparison, measured
 from studies.pictures.pareto import front, pareto
 from studies.pictures.sensitivity import sensitivity
 from studies.pictures.shortlist import Candidate, shortlist
-from studies.report.answer import TRUST, chance
+from studies.real_runs import OUT_OF_MEMORY
+from studies.report.answer import chance
 from studies.report.facts import StudyFacts
 from studies.report.html import Markup, bullets, folded, join, paragraphs, table, tag
 from studies.report.page import figure
 from studies.report.whatif import STEP, levers, neighbours
-from studies.wording import change_in_words, describe, mesh_in_words
+from studies.wording import TRUST, change_in_words, describe, mesh_in_words
 from surrogate.learned import SHIPPED
 
 
@@ -192,38 +193,72 @@ def accuracy_section(facts: StudyFacts) -> Markup:
 
 
 def _measured(facts: StudyFacts) -> Markup:
-    """Real runs of this study against what is projected for them."""
-    runs = comparisons(facts)
-    if not runs:
+    """Every real run of this study against what was projected for it without any."""
+    if not facts.runs:
         return paragraphs(
             "No real run of this study has been told back yet: the numbers above are projections. "
             "One measured run of any config of the shortlist narrows the interval of all of them."
         )
-    inside = sum(run.lo90 <= run.measured <= run.hi90 for run in runs)
-    says = f"Projected against measured throughput: {inside} of {len(runs)} runs lie within 90%."
-    rows = [
-        (tag("code", run.text), f"{run.measured:,.0f}", f"{run.projected:,.0f}",
-         f"{run.projected / run.measured - 1:+.1%}")
-        for run in runs
-    ]  # fmt: skip
-    header = ("config", "measured", "projected", "error")
+    finished = comparisons(facts)
+    inside = sum(run.lo90 <= run.measured <= run.hi90 for run in finished)
+    says = (
+        f"Projected against measured throughput: {inside} of {len(finished)} runs lie within 90%."
+    )
+    header = ("run", "state", "config", "tokens/s/GPU", "projected", "error", "peak GiB",
+              "projected", "error")  # fmt: skip
     return join(
         [
-            figure("picture-measured", measured(runs), says),
-            table("Real runs, tokens/s/GPU", header, rows, numeric=(1, 2, 3)),
+            figure("picture-measured", measured(finished), says) if finished else "",
+            table(
+                "Real runs against what was projected without them",
+                header,
+                _run_rows(facts),
+                numeric=(0, 3, 4, 5, 6, 7, 8),
+            ),
         ]
     )
 
 
+def _run_rows(facts: StudyFacts) -> list[tuple[Any, ...]]:
+    """One row a run, whatever became of it; a peak is compared in the reading of its counter."""
+    seen = facts.before.project(ConfigTable.from_configs([run.config for run in facts.runs]))
+    rows: list[tuple[Any, ...]] = []
+    for row, run in enumerate(facts.runs):
+        speed, peak_gib = float(seen.tokens_per_s_per_gpu[row]), run.peak_gib
+        # A run out of memory asked its driver for more than the device holds.
+        counter = run.counter if peak_gib else "device"
+        expected_gib = float(getattr(seen, f"{counter}_gib")[row])
+        peak = (
+            f"{peak_gib:.1f}" + ("" if counter == "device" else f" {counter}") if peak_gib else ""
+        )
+        if run.state == OUT_OF_MEMORY:
+            peak = f"over {facts.capacity_gib:.0f}"
+        told = run.tokens_per_s_per_gpu
+        rows.append(
+            (
+                str(run.number),
+                "still out" if run.state == "running" else run.state,
+                tag("code", describe(run.config)),
+                f"{told:,.0f}" if told else "",
+                f"{speed:,.0f}",
+                f"{speed / told - 1:+.1%}" if told else "",
+                peak,
+                f"{expected_gib:.1f}",
+                f"{expected_gib / peak_gib - 1:+.1%}" if peak_gib else "",
+            )
+        )
+    return rows
+
+
 def comparisons(facts: StudyFacts) -> list[Comparison]:
-    """Real runs that finished, with what is projected for them without knowing them."""
-    runs = facts.measured
+    """Real runs that finished, with what is projected for them without knowing any."""
+    runs = [run for run in facts.runs if run.tokens_per_s_per_gpu]
     if not runs:
         return []
-    seen = facts.job.project(ConfigTable.from_configs([run.config for run in runs]))
+    seen = facts.before.project(ConfigTable.from_configs([run.config for run in runs]))
     return [
         Comparison(
-            measured=run.tokens_per_s_per_gpu,
+            measured=run.tokens_per_s_per_gpu or 0.0,
             projected=float(seen.tokens_per_s_per_gpu[row]),
             lo90=float(seen.lo90[row]),
             hi90=float(seen.hi90[row]),

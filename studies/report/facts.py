@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -17,21 +18,23 @@ from specs.stack import Stack
 from specs.workload import Workload
 from studies.job import Job
 from studies.ledger import Trial, read_trials
-from studies.oracles import data_fingerprint
+from studies.oracles import SurrogateOracle, data_fingerprint
 from studies.pictures.style import Attempt
+from studies.real_runs import MEASURED, AskedRun
 from studies.storage import StorageAddress, open_storage
 from studies.taught import TAUGHT, taught_from
+from studies.told import Told, projected_again, runs_of, told_to
 from studies.wording import describe
 
 if TYPE_CHECKING:
     from optuna import Study
 
+    from search.ranking import Ranking
+
 RESULT = "result"
 """Attribute of a study that holds the JSON of ``foretune tune``."""
 ILLEGAL = "illegal "
 """Prefix of the attributes of a study that keep its illegal proposals."""
-MEASURED = "/measured"
-"""Suffix of the study that keeps real runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,18 @@ class Answer:
 class StudyFacts:
     """A study and what it found.
 
-    ``job`` is rebuilt from what the study keeps of its inputs. ``measured`` are real runs told back
-    to it. ``current`` is False where the constants have changed since: trials are then not what
-    ``job`` would project today.
+    ``before`` is rebuilt from what the study keeps of its inputs; ``job`` is the same with what
+    real runs taught since. ``runs`` are all that were asked of it. Where runs were told, ``trials``
+    and ``result`` are those of now, not those of when ``tune`` ran. ``current`` is False where the
+    constants have changed since: trials are then not what ``before`` would project today.
     """
 
     name: str
     storage: str
     job: Job
     trials: tuple[Trial, ...]
-    measured: tuple[MeasuredConfig, ...]
+    before: Job
+    runs: tuple[AskedRun, ...]
     result: Mapping[str, Any]
     inputs: Mapping[str, Any]
     illegal: tuple[Mapping[str, Any], ...]
@@ -181,18 +186,96 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
             f"the study {name!r} has no result yet; run foretune tune with its input to the end."
         )
     inputs = attributes["inputs"]
+    before = job_of(name, inputs, attributes.get(TAUGHT))
+    trials, result = tuple(read_trials(address, name)), attributes[RESULT]
+    notes = (*attributes.get("notes", ()), *result.get("cautions", ()))
+    job, told = before, told_to(before, address, name)
+    if told is not None:
+        job, notes = told.job(before), (*notes, told.sentence)
+        if inputs.get("oracle") == SurrogateOracle.name:
+            trials = projected_again(job, trials)
+            if result.get("told", {}).get("digest") != told.digest:
+                result = {**result, **ranked_again(job, inputs, trials, told)}
     return StudyFacts(
         name=name,
         storage=address.shown,
-        job=job_of(name, inputs, attributes.get(TAUGHT)),
-        trials=tuple(read_trials(address, name)),
-        measured=measured_configs(address, name + MEASURED),
-        result=attributes[RESULT],
+        job=job,
+        before=before,
+        trials=trials,
+        runs=runs_of(before, address, name),
+        result=result,
         inputs=inputs,
         illegal=tuple(v for k, v in sorted(attributes.items()) if k.startswith(ILLEGAL)),
-        notes=tuple(attributes.get("notes", ())),
+        notes=notes,
         current=inputs.get("surrogate") == data_fingerprint(),
     )
+
+
+def ranked_again(
+    job: Job, inputs: Mapping[str, Any], trials: tuple[Trial, ...], told: Told
+) -> dict[str, Any]:
+    """The result of a study as ``tune`` would give it now: its space ranked with what was told.
+
+    Args:
+        job: with what was told.
+        inputs: of the study.
+        trials: as they are projected now.
+        told: real runs.
+
+    Raises:
+        InfeasibleError: nothing fits any more.
+    """
+    # Imported here: what makes a result draws its pictures with these facts.
+    from search.space import build_space
+    from studies.result import result_of
+    from studies.training import Study, rank_space, shortlisted
+
+    experiment = job.experiment
+    space = build_space(
+        experiment.workload, job.cluster, experiment.stack, job.baseline, inputs["axes"], True
+    )
+    ranking = rank_space(job, space)
+    study = Study(
+        job=job,
+        name=experiment.name,
+        storage="",
+        folder=Path(),
+        space=space,
+        ranking=ranking,
+        trials=_with_best(job, ranking, trials),
+        illegal=(),
+        shortlist=shortlisted(ranking),
+        told=told,
+    )
+    content = result_of(study, int(inputs.get("seed") or 0)).as_json([])
+    kept = (
+        "study_name",
+        "storage",
+        "files",
+        "notes",
+        "cautions",
+        "illegal_proposals",
+    )
+    return {key: value for key, value in content.items() if key not in kept}
+
+
+def _with_best(job: Job, ranking: Ranking, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """The trials and the best of the ranking, which ``tune`` would add to them."""
+    best = ranking.table.config(0)
+    if any(trial.config == best for trial in trials):
+        return trials
+    seen = SurrogateOracle(job).evaluate(best)
+    added = Trial(
+        number=len(trials),
+        config=best,
+        proposer="exhaustive ranking",
+        reason="best once told runs count",
+        tokens_per_s_per_gpu=seen.tokens_per_s_per_gpu,
+        memory_gib=seen.memory_gib,
+        fit_probability=seen.fit_probability,
+        details=seen.details,
+    )
+    return (*trials, added)
 
 
 def measured_configs(address: StorageAddress, name: str) -> tuple[MeasuredConfig, ...]:
