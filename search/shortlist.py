@@ -15,7 +15,7 @@ MESH = ("tp", "pp", "cp", "ep", "etp")
 CHARACTER = (*MESH, "mbs", "schedule", "vpp", "recompute", "sharding", "precision")
 """Axes that change how a run behaves; the others fine-tune a run of the same character."""
 NOTICEABLE = 0.01
-"""Fraction of throughput from which on a second config of a family is worth a run of its own: what
+"""Fraction of throughput from which on a second config of a layout is worth a run of its own: what
 lies closer is lost in the noise of single runs (chosen)."""
 
 
@@ -23,8 +23,8 @@ def shortlist(ranking: Ranking, size: int, within: float = 0.2, per_mesh: int = 
     """Rows of the ranking for real runs, best first.
 
     The best of each family comes first: of configs that share mesh, schedule, sharding and whether
-    layers are recomputed in full. Places that are left go to further members of a family that
-    differ from each listed one of it in an axis of ``CHARACTER`` and by ``NOTICEABLE`` throughput.
+    layers are recomputed in full; places that are left go to further members. Configs that share
+    mesh, schedule and sharding differ in an axis of ``CHARACTER`` and by ``NOTICEABLE`` throughput.
     At most ``per_mesh`` share a mesh, so that one wrong belief about a mesh cannot fill the list,
     and the expected throughput of none is below the best by more than the fraction ``within``.
     """
@@ -33,16 +33,18 @@ def shortlist(ranking: Ranking, size: int, within: float = 0.2, per_mesh: int = 
     expected = ranking.expected
     near = np.flatnonzero(expected >= expected[0] * (1 - within))
     table, speed = ranking.table.take(near), ranking.tokens_per_s_per_gpu[near]
-    family, character = families_of(table), _codes(characters(table))
-    mesh = _codes(_columns(table, MESH))
-    _, leaders = np.unique(family, return_index=True)
+    character, mesh = _codes(characters(table)), _codes(_columns(table, MESH))
+    layout = _columns(table, (*MESH, "schedule", "sharding"))
+    full = np.asarray(table.recompute == Recompute.FULL, dtype=np.int64)
+    _, leaders = np.unique(np.column_stack([layout, full]), axis=0, return_index=True)
+    layout = _codes(layout)
     members = np.setdiff1d(np.arange(len(near)), leaders)
     meshes: Counter[int] = Counter()
     listed: dict[int, list[int]] = defaultdict(list)
     for row in (*np.sort(leaders).tolist(), *members.tolist()):
         if sum(meshes.values()) == size:
             break
-        others = listed[int(family[row])]
+        others = listed[int(layout[row])]
         apart = all(
             character[row] != character[other] and abs(speed[row] / speed[other] - 1) >= NOTICEABLE
             for other in others
@@ -56,12 +58,6 @@ def shortlist(ranking: Ranking, size: int, within: float = 0.2, per_mesh: int = 
 def characters(table: ConfigTable) -> NDArray[np.int64]:
     """The axes of ``CHARACTER`` of every row, shape (n, axes)."""
     return _columns(table, CHARACTER)
-
-
-def families_of(table: ConfigTable) -> NDArray[np.int64]:
-    """The number of the family of every row, shape (n,)."""
-    full = np.asarray(table.recompute == Recompute.FULL, dtype=np.int64)
-    return _codes(np.column_stack([_columns(table, (*MESH, "schedule", "sharding")), full]))
 
 
 def _columns(table: ConfigTable, names: tuple[str, ...]) -> NDArray[np.int64]:

@@ -185,7 +185,7 @@ def tune(
     job = _job(what, where, axes, narrow)
     options = StudyOptions(out=folder, storage=storage, trials=trials, seed=seed)
     result = result_of(run_study(job, options), seed or 0)
-    files, _ = write_files(result)
+    result, files = write_files(result)
     address = storage_address(storage, folder / "foretune.db")
     drawn = show_study(address, folder, result.as_json(files), files)
     write_result(result, [*files, *drawn])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from studies.files import to_json, write_atomically
@@ -11,19 +12,24 @@ from studies.picture import picture
 from studies.result import Result
 
 
-def write_files(result: Result) -> tuple[list[Path], list[str]]:
+def write_files(result: Result) -> tuple[Result, list[Path]]:
     """Writes launch files of the best and the shortlist, the picture and the result itself.
 
+    Number k of the shortlist is in ``shortlist_k``; the first, which is the best, in ``best``.
+
     Returns:
-        The files, and a sentence for each launch file that a framework has no keys for.
+        The result with what could not be written, and the files.
 
     Raises:
         InputError: a file cannot be written.
     """
     study, folder = result.study, result.study.folder
     launches = [("best", result.best.config)]
-    others = [found.config for found in result.shortlist if found.config != result.best.config]
-    launches += [(f"shortlist_{number}", config) for number, config in enumerate(others, 1)]
+    launches += [
+        (f"shortlist_{number}", found.config)
+        for number, found in enumerate(result.shortlist, 1)
+        if found.config != result.best.config
+    ]
     files: list[Path] = []
     refusals: dict[str, list[str]] = {}
     for stem, config in launches:
@@ -32,9 +38,9 @@ def write_files(result: Result) -> tuple[list[Path], list[str]]:
         for name, reason in refused.items():
             refusals.setdefault(reason, []).append(name)
     files.append(write_atomically(folder / "study.svg", picture(result)))
-    return write_result(result, files), [
-        f"no {', '.join(names)}: {reason}" for reason, names in refusals.items()
-    ]
+    unwritten = tuple(f"no {', '.join(names)}: {reason}" for reason, names in refusals.items())
+    result = replace(result, unwritten=unwritten)
+    return result, write_result(result, files)
 
 
 def write_result(result: Result, files: Sequence[Path]) -> list[Path]:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from search.attribution import Attribution, attribute
+from search.ranking import rank
+from search.shortlist import NOTICEABLE
 from search.winner import contest
 from specs.config import AXES, ConfigTable, TrainingConfig
+from studies.known_formats import runs_of_format
 from studies.oracles import projection
 from studies.reference import Reference, reference
 from studies.sensitivity import Sensitivity, sensitivity_of
@@ -52,7 +55,10 @@ class Result:
     ``best`` is the trial of the highest expected throughput and ``shrunk_tokens_per_s_per_gpu``
     what to expect of it, knowing that it was picked as the best of many estimates; ``optimum`` is
     the fastest config of the whole space that fits as likely as not. ``baseline`` and
-    ``attribution`` are None where the baseline is illegal on the cluster.
+    ``attribution`` are None where the baseline is illegal on the cluster. The first of the
+    ``shortlist`` is the best. ``in_baseline_format`` is the best config that keeps the number
+    format of the baseline, where the best changes that and another fits. ``unwritten`` says which
+    launch files no framework has keys for.
     """
 
     study: Study
@@ -63,6 +69,8 @@ class Result:
     shortlist: tuple[Found, ...]
     attribution: Attribution | None
     sensitivity: Sensitivity
+    in_baseline_format: Found | None = None
+    unwritten: tuple[str, ...] = ()
 
     @property
     def reference(self) -> Reference | None:
@@ -74,17 +82,37 @@ class Result:
         return reference(baseline.config, baseline.speed, fits, self.study.trials)
 
     @property
+    def rival(self) -> Found | None:
+        """The optimum, where it may be noticeably faster than the best."""
+        return rival_of(self.best, self.optimum)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know, one sentence each: the one list of screen, report and JSON."""
+        return (*self.study.notes, *self.cautions, *self.unwritten)
+
+    @property
     def cautions(self) -> tuple[str, ...]:
-        """What the best changes beyond speed, unless the study asked for it."""
+        """What the best changes beyond speed unless the study asked for it, and what no run knows
+        of its number format."""
         job = self.study.job
         before, after = job.baseline.precision, self.best.config.precision
-        if before is after or "precision" in job.experiment.settings.axes:
-            return ()
-        return (
-            f"the best changes the number format from {before.label} to {after.label}, which "
-            "changes the numerics of the training and not only its speed; --pin "
-            f"precision={before.label} keeps it.",
-        )
+        found = []
+        asked = "precision" in job.experiment.settings.axes
+        if before is not after and not asked:
+            found.append(
+                f"the best changes the number format from {before.label} to {after.label}, which "
+                "changes the numerics of the training and not only its speed; --pin "
+                f"precision={before.label} keeps it."
+            )
+        gpu = job.cluster.gpu
+        if not runs_of_format(job.belief, after, gpu):
+            found.append(
+                f"no measured run in {after.gemm_format} on a GPU of {gpu.vendor.upper()} is among "
+                "those that the surrogate learned from: what the number format of the best brings "
+                "is known from data sheets and kernels alone."
+            )
+        return tuple(found)
 
     def as_json(self, files: list[Path], why: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON of ``tune``."""
@@ -95,6 +123,9 @@ class Result:
             "best": self.best.as_json(),
             "shrunk_tokens_per_s_per_gpu": self.shrunk_tokens_per_s_per_gpu,
             "optimum": self.optimum.as_json(),
+            "in_baseline_format": (
+                self.in_baseline_format.as_json() if self.in_baseline_format else None
+            ),
             "baseline": self.baseline.as_json() if self.baseline else None,
             "shortlist": [found.as_json() for found in self.shortlist],
             "reference": _reference_json(self.reference, self.best.speed),
@@ -111,10 +142,16 @@ class Result:
             },
             "why": why,
             "files": [str(path) for path in files],
-            "notes": [*study.notes, *self.cautions],
+            "notes": list(self.notes),
+            "cautions": [*self.cautions, *self.unwritten],
             **({"llm": study.llm} if study.llm is not None else {}),
             **({"told": study.told.as_json()} if study.told is not None else {}),
         }
+
+
+def rival_of(best: Found, optimum: Found) -> Found | None:
+    """The optimum, unless it is faster than the best by less than a run could tell."""
+    return optimum if optimum.speed >= (1 + NOTICEABLE) * best.speed else None
 
 
 def result_of(study: Study, seed: int = 0) -> Result:
@@ -126,7 +163,10 @@ def result_of(study: Study, seed: int = 0) -> Result:
     job, best = study.job, study.best
     fitting = [trial.config for trial in study.fitting]
     fastest = study.ranking.fastest or best.config
-    candidates = list(dict.fromkeys([best.config, fastest, *study.shortlist, *fitting]))
+    chosen = list(dict.fromkeys([best.config, *study.shortlist]))[: max(len(study.shortlist), 1)]
+    kept = best_in_baseline_format(study)
+    named = [best.config, fastest, *chosen, *([kept] if kept else []), *fitting]
+    candidates = list(dict.fromkeys(named))
     drawn = contest(job.cases(ConfigTable.from_configs(candidates)), seed, job.belief)
     probability = dict(zip(candidates, drawn.probability_best.tolist(), strict=True))
 
@@ -142,12 +182,26 @@ def result_of(study: Study, seed: int = 0) -> Result:
         shrunk_tokens_per_s_per_gpu=drawn.shrunk(candidates.index(best.config)),
         optimum=winner if winner.speed >= optimum.speed else optimum,
         baseline=found(baseline.config) if baseline else None,
-        shortlist=tuple(found(config) for config in study.shortlist),
+        shortlist=tuple(found(config) for config in chosen),
         attribution=(
             attribute(job.baseline, best.config, job.project, job.is_legal) if baseline else None
         ),
         sensitivity=sensitivity_of(study, candidates, drawn),
+        in_baseline_format=found(kept) if kept else None,
     )
+
+
+def best_in_baseline_format(study: Study) -> TrainingConfig | None:
+    """The best config in the number format of the baseline, where the best changes that.
+
+    None where the best keeps it, the study excludes it, or no config of it fits.
+    """
+    job, held = study.job, study.job.baseline.precision
+    if study.best.config.precision is held or held not in study.space.axes["precision"]:
+        return None
+    space = study.space.narrowed_to({"precision": (held,)})
+    ranking = rank(space, job, job.cluster.gpu.hbm_gib.value, keep=1)
+    return ranking.table.config(0) if len(ranking) else None
 
 
 def _axes_json(axes: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 from specs.config import TrainingConfig
+from specs.gpu import Gpu
 from specs.layout import explicit_stages, is_explicit
 
 _ALWAYS = ("tp", "pp", "cp", "ep", "mbs")
@@ -14,6 +15,15 @@ _LONGEST = 48
 WIDTH = 80
 """Columns that a line about a config may take, on a terminal as in a file."""
 _DEEPEST = 8
+TRUST = {
+    "physics only": "no measured run stands behind this number, only data sheets and kernel "
+    "profiles",
+    "extrapolated": "public runs that it was learned from are unlike this one",
+    "interpolated": "public runs like this one are among those that it was learned from",
+    "calibrated": "runs of this model, GPU and stack were measured and told back",
+    "measured": "this very config was measured",
+}
+"""What a trust grade means."""
 
 
 def describe(config: TrainingConfig) -> str:
@@ -21,6 +31,22 @@ def describe(config: TrainingConfig) -> str:
     labels, default = config.as_labels(), TrainingConfig().as_labels()
     shown = [name for name in labels if name in _ALWAYS or labels[name] != default[name]]
     return " ".join(f"{name}={short(labels[name])}" for name in shown)
+
+
+def difference(best: TrainingConfig, config: TrainingConfig) -> str:
+    """What a config changes in the best one, as ``the best with tp 1 -> 2, sharding ...``."""
+    held, labels = best.as_labels(), config.as_labels()
+    changed = {name: (held[name], labels[name]) for name in labels if held[name] != labels[name]}
+    return f"the best with {change_in_words(changed)}" if changed else "the best"
+
+
+def peaks_in_words(gpu: Gpu, configs: Iterable[TrainingConfig]) -> str:
+    """What MFU is a share of: the dense peak of the GPU in the format of each config's GEMMs."""
+    formats = dict.fromkeys(config.precision.gemm_format for config in configs)
+    peaks = ", ".join(
+        f"{name} {gpu.peak_flops[name].value / 1e12:,.0f} TFLOP/s" for name in formats
+    )
+    return f"MFU: of the dense peak of the {gpu.name} in the format of the GEMMs ({peaks})"
 
 
 def mesh_in_words(mesh: Mapping[str, int]) -> str:

@@ -190,11 +190,10 @@ def tune_command(
         job, change = _profiled(job, profile, python, processes, out, output)
     study = run_study(job, options, output.progress)
     result = result_of(study, seed or 0)
-    output.notes((*study.notes, *result.cautions))
-    answer = why_not(job, result.best.config, asked) if asked else None
-    rival = best_with(job, result.best.config, asked) if asked else ""
-    files, refusals = write_files(result)
-    output.notes(refusals)
+    answer = why_not(study.job, result.best.config, asked) if asked else None
+    rival = best_with(study.job, result.best.config, asked) if asked else ""
+    result, files = write_files(result)
+    output.notes(result.notes)
     address = storage_address(storage, out / "foretune.db")
     with output.progress("notes and graphs on the study", None), in_one_sentence(address):
         drawn = show_study(address, out, result.as_json(files), files)
@@ -261,7 +260,7 @@ def _profiled(
 def show_result(output: Output, result: Result) -> None:
     """Prints baseline and best, what each change brings, memory, bottleneck and shortlist."""
     from studies.explanation import bottleneck
-    from studies.wording import config_line
+    from studies.wording import TRUST, config_line, difference, peaks_in_words, wrapped
 
     study, best = result.study, result.best
     ranking = study.ranking
@@ -275,10 +274,21 @@ def show_result(output: Output, result: Result) -> None:
     )
     rows = [("baseline", result.baseline)] if result.baseline else []
     rows.append(("best", best))
-    if result.optimum.config != best.config:
-        rows.append(("fastest that may fit", result.optimum))
-    output.table("", _HEADER, [_row(name, found) for name, found in rows if found])
-    output.say("", config_line("best: ", best.config), f"best: {bottleneck(best.projection)}")
+    kept, rival = result.in_baseline_format, result.rival
+    if kept:
+        rows.append((f"best in {kept.config.precision.label}", kept))
+    if rival:
+        rows.append(("fastest that may fit", rival))
+    output.table("", _HEADER, [_row(name, found) for name, found in rows])
+    output.say(peaks_in_words(study.job.cluster.gpu, [found.config for _, found in rows]))
+    output.say("", config_line("best: ", best.config))
+    if kept:
+        output.say(config_line(f"best in {kept.config.precision.label}: ", kept.config))
+    if rival:
+        changed = difference(best.config, rival.config)
+        output.say(wrapped(f"fastest that may fit: {changed}", 2))
+    grade = str(best.projection["throughput"]["trust"])
+    output.say(f"best: trust {grade}: {TRUST[grade]}", f"best: {bottleneck(best.projection)}")
     output.say(
         f"best: P(best) {best.probability_best:.0%}; {result.shrunk_tokens_per_s_per_gpu:,.0f} "
         "tokens/s/GPU after shrinkage for having been picked as the best of many estimates"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from search.shortlist import NOTICEABLE
 from specs.config import TrainingConfig
 from studies.explanation import PART_WORDS, bottleneck, step_shares
 from studies.pictures.gantt import gantt
@@ -21,17 +22,7 @@ from studies.report.savings import (
     tokens_of,
 )
 from studies.report.timetable import Timetable, timetable
-from studies.wording import short
-
-TRUST = {
-    "physics only": "no measured run stands behind this number, only data sheets and kernel "
-    "profiles",
-    "extrapolated": "public runs that it was learned from are unlike this one",
-    "interpolated": "public runs like this one are among those that it was learned from",
-    "calibrated": "runs of this model, GPU and stack were measured and told back",
-    "measured": "this very config was measured",
-}
-"""What a trust grade means."""
+from studies.wording import TRUST, describe, difference, short
 
 
 def what_to_run(facts: StudyFacts, tokens: float | None, usd: float | None) -> Markup:
@@ -49,7 +40,7 @@ def what_to_run(facts: StudyFacts, tokens: float | None, usd: float | None) -> M
         (
             f"{best.projection['throughput']['step_time_s']:.3g} s",
             "a step",
-            f"MFU {best.projection['throughput']['mfu']:.1%}",
+            f"MFU {best.projection['throughput']['mfu']:.1%} {_peak(facts)}",
         ),
         (chance(best.probability_best), "P(best)", "of all candidates, over joint draws"),
     ]
@@ -62,6 +53,7 @@ def what_to_run(facts: StudyFacts, tokens: float | None, usd: float | None) -> M
                 f"Trust: {trust}; {TRUST.get(trust, trust)}.",
                 *_shrunk(facts),
             ),
+            _others(facts),
             _savings(facts, tokens, usd),
             cautions(facts),
         ]
@@ -77,6 +69,38 @@ def _shrunk(facts: StudyFacts) -> list[str]:
         "It was picked as the best of many estimates, which flatters it: allowing for that, "
         f"expect {shrunk:,.0f} tokens/s/GPU."
     ]
+
+
+def _peak(facts: StudyFacts) -> str:
+    """The peak that MFU is a share of: that of the format of the GEMMs."""
+    gemm_format, gpu = facts.best.config.precision.gemm_format, facts.job.cluster.gpu
+    return f"of {gpu.peak_flops[gemm_format].value / 1e12:,.0f} TFLOP/s ({gemm_format})"
+
+
+def _others(facts: StudyFacts) -> Markup:
+    """The best config in the number format of the baseline, and one that may be faster still."""
+    best, rows = facts.best, []
+    if kept := facts.result.get("in_baseline_format"):
+        answer = Answer.of(kept)
+        name = f"best in {answer.config.precision.label}"
+        rows.append(_other_row(name, answer, describe(answer.config)))
+    rival = Answer.of(facts.result["optimum"])
+    if rival.tokens_per_s_per_gpu >= (1 + NOTICEABLE) * best.tokens_per_s_per_gpu:
+        changed = difference(best.config, rival.config)
+        rows.append(_other_row("fastest that may fit", rival, changed))
+    header = ("config", "tokens/s/GPU", "GiB", "P(fits)", "P(best)", "axes")
+    return table("Configs beside the best", header, rows, numeric=range(1, 5)) if rows else Markup()
+
+
+def _other_row(name: str, answer: Answer, axes: str) -> tuple[Any, ...]:
+    return (
+        name,
+        f"{answer.tokens_per_s_per_gpu:,.0f}",
+        f"{answer.memory['peak_gib']:.1f}",
+        chance(answer.memory["fit_probability"]),
+        chance(answer.probability_best),
+        tag("code", axes),
+    )
 
 
 def chance(probability: float) -> str:

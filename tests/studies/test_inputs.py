@@ -102,7 +102,7 @@ def test_the_picture_is_well_formed_and_marks_best_and_baseline(
 ) -> None:
     job = resolve(str(small_study))
     study = run_study(job, StudyOptions(out=tmp_path / "out", trials=6))
-    files, _ = write_files(result_of(study))
+    _, files = write_files(result_of(study))
     svg = next(path for path in files if path.suffix == ".svg").read_text()
     texts = [node.text or "" for node in ElementTree.fromstring(svg).iter() if node.text]
     assert any(text.startswith("best: ") for text in texts)

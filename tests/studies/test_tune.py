@@ -9,12 +9,18 @@ from pathlib import Path
 import optuna
 import pytest
 
+from specs import catalog
+from specs.choices import Precision
 from specs.config import TrainingConfig
 from specs.formats.reader import read_experiment
+from studies.known_formats import runs_of_format
 from studies.ledger import CONSTRAINT
 from studies.report.facts import read_facts
 from studies.report.savings import reference_of
+from studies.result import Found, rival_of
 from studies.storage import storage_address
+from studies.wording import config_line
+from surrogate.learned import Learned, shipped
 from tests.studies.conftest import Ran
 
 Command = Callable[..., Ran]
@@ -113,7 +119,10 @@ def test_words_name_baseline_best_changes_memory_and_bottleneck(
     ran = foretune("tune", small_study, "--out", tmp_path / "out", "--why", "tp=8")
     assert ran.code == 0, ran.err
     for words in (
-        "baseline",
+        "baseline: tp=2",
+        "best: trust ",
+        "MFU: of the dense peak of the MI300X in the format of the GEMMs (bf16 ",
+        "further proposals were illegal",
         "best over the baseline: ",
         "alone",
         "GiB by stage",
@@ -201,7 +210,50 @@ def test_a_change_of_number_format_is_said_unless_it_was_asked_for(
 ) -> None:
     asked = foretune("tune", small_study, "--out", tmp_path / "asked", "--json").json
     assert not [note for note in asked["notes"] if "number format" in note]
+    assert asked["in_baseline_format"] is None
     small_study.write_text(small_study.read_text().replace("  precision: [bf16]\n", ""))
-    free = foretune("tune", small_study, "--out", tmp_path / "free", "--json").json
+    out = tmp_path / "free"
+    free = foretune("tune", small_study, "--out", out, "--json").json
     assert free["best"]["config"]["precision"] != "bf16"
     assert [note for note in free["notes"] if "--pin precision=bf16" in note]
+    facts = read_facts(storage_address(None, out / "foretune.db"), "small")
+    assert list(facts.notes) == free["notes"]
+    kept = free["in_baseline_format"]
+    assert kept["config"]["precision"] == "bf16"
+    best = free["best"]["projection"]["throughput"]["tokens_per_s_per_gpu"]
+    assert kept["projection"]["throughput"]["tokens_per_s_per_gpu"] < best
+    told = foretune("tune", small_study, "--out", out).out
+    config = config_line("best in bf16: ", TrainingConfig.from_labels(kept["config"]))
+    assert told.count("best in bf16") == 2
+    assert config in told
+
+
+def test_number_k_of_the_shortlist_is_in_the_files_of_that_number(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    result = foretune("tune", small_study, "--out", tmp_path, "--json").json
+    assert result["shortlist"][0]["config"] == result["best"]["config"]
+    assert len(result["shortlist"]) > 2
+    for number, found in enumerate(result["shortlist"], 1):
+        stem = "best" if number == 1 else f"shortlist_{number}"
+        written = read_experiment(tmp_path / "small" / f"{stem}.yaml")
+        assert written.baseline.as_labels() == found["config"]
+
+
+@pytest.mark.parametrize(("speed", "is_told"), [(1005.0, False), (1011.0, True)])
+def test_a_rival_is_told_where_a_run_could_tell_it_from_the_best(
+    speed: float, is_told: bool
+) -> None:
+    def found(speed: float) -> Found:
+        return Found(TrainingConfig(), {"throughput": {"tokens_per_s_per_gpu": speed}}, 0.5)
+
+    assert (rival_of(found(1000.0), found(speed)) is not None) is is_told
+
+
+def test_formats_that_no_run_of_the_vendor_shows_are_known_as_such() -> None:
+    amd, nvidia = catalog.gpu("MI355X"), catalog.gpu("GB300")
+    assert runs_of_format(shipped(), Precision.FP8_CS, amd) > 0
+    assert runs_of_format(shipped(), Precision.BF16, amd) > 0
+    assert runs_of_format(shipped(), Precision.MXFP4, amd) == 0
+    assert runs_of_format(shipped(), Precision.NVFP4, nvidia) > 0
+    assert runs_of_format(Learned.nothing(), Precision.BF16, nvidia) == 0
