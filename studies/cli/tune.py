@@ -320,7 +320,7 @@ def show_result(output: Output, result: Result) -> None:
     output.say("", *result.sensitivity.sentences())
     show_stages(output, best.projection["memory"]["stages"])
     output.table(
-        "shortlist, to run for real",
+        "shortlist, to run for real: 1 is in best.*, number k in shortlist_k.*",
         _HEADER,
         [_row(str(number), found) for number, found in enumerate(result.shortlist, 1)],
     )

@@ -349,7 +349,9 @@ def shortlist_section(facts: StudyFacts) -> Markup:
     return join(
         [
             paragraphs(
-                "Configs that are near the top and differ in more than trivia. Their intervals "
+                "Configs that are near the top and differ in mesh, schedule, sharding or "
+                "recomputation, or at least in a throughput that a run can tell apart. Number 1 is "
+                "in the files best.*, number k in shortlist_k.*. Their intervals "
                 "overlap because they share most of their error; P(best) is counted over draws in "
                 "which what they share cancels."
             ),
