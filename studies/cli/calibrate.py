@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from studies.cli.common import JsonOption, Output
-from studies.cli.figures import percent
+from studies.cli.figures import counted, percent
 from studies.cli.validate import ModelsOption
 
 TOLD = 12
@@ -65,8 +65,13 @@ def calibrate_command(
 
 
 def _before_after(words: str, report: Mapping[str, Any]) -> str:
-    """Errors before and after in one sentence."""
+    """Errors before and after in one sentence; a single run cannot be judged by others."""
     before, after = report["before"], report["after"]
+    if before["n"] == 1:
+        return (
+            f"{words} off by {percent(before['mape'])} (bias "
+            f"{percent(before['bias'], signed=True)}); a second one would tell how far it helps"
+        )
     return (
         f"{words} off by {percent(before['mape'])} on average (bias "
         f"{percent(before['bias'], signed=True)}); after, each judged by the others alone, by "
@@ -105,7 +110,9 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
     from studies.run_refusals import by_reason
 
     if report["runs"]:
-        output.say(_before_after(f"{report['runs']} runs: before, projections are", report))
+        output.say(
+            _before_after(f"{counted(report['runs'], 'run')}: before, projections are", report)
+        )
         output.say(*far_off(report), *_worse("throughput", report))
     if report["skipped"]:
         output.say(f"cannot be used ({len(report['skipped']):,} of the rows):")
@@ -122,7 +129,8 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
     )  # fmt: skip
     memory = report["memory"]
     if memory["peaks"]:
-        output.say(_before_after(f"{memory['peaks']} peaks of memory: before, they are", memory))
+        peaks = counted(memory["peaks"], "peak")
+        output.say(_before_after(f"{peaks} of memory: before, projections are", memory))
         output.say(*_worse("memory", memory))
     if memory["moved"]:
         output.table(

@@ -26,6 +26,11 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shortened(text: str, width: int) -> str:
     """``text`` in at most ``width`` characters; of a longer one beginning and end stay."""
     if len(text) <= width:

@@ -86,7 +86,7 @@ def project_command(
             f"{' '.join([*reasons, *default_batch(job, reasons)])}"
         )
     content = projection(job, job.baseline)
-    copies = eight_bit_copies(job, content)
+    copies = quantised_copies(job, content)
     if as_json:
         notes = [*job.notes, *copies]
         output.result({"config": job.baseline.as_labels(), **content, **about(job), "notes": notes})
@@ -114,7 +114,7 @@ def default_batch(job: Job, reasons: Sequence[str]) -> list[str]:
     ]
 
 
-def eight_bit_copies(job: Job, content: Mapping[str, Any]) -> list[str]:
+def quantised_copies(job: Job, content: Mapping[str, Any]) -> list[str]:
     """A note where weights take more memory in an 8- or 4-bit format than in 16 bit."""
     from specs.choices import Precision
     from studies.oracles import projection
@@ -130,7 +130,7 @@ def eight_bit_copies(job: Job, content: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"weights take {here - there:.1f} GiB more than in bf16: {job.baseline.precision.label} "
-        "keeps 8-bit copies beside the 16-bit weights (docs/study_yaml.md, Precisions)."
+        "keeps quantised copies beside the 16-bit weights (docs/study_yaml.md, Precisions)."
     ]
 
 

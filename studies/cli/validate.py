@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from studies.cli.common import JsonOption, Output, SeedOption
-from studies.cli.figures import components_in_words, percent, shortened
+from studies.cli.figures import components_in_words, counted, percent, shortened
 
 ModelsOption = Annotated[
     Path | None,
@@ -84,7 +84,8 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
         for name in ("vendor", "family", "gpu", "source"):
             rows += [_cells(f"{name} {label}", part) for label, part in found["by"][name].items()]
         header = (what, "n", "MAPE", "median", "p90", "bias", "in 90%", "half-width")
-        output.table("", header, [row for row in rows if row[1]])
+        if found["n"]:
+            output.table("", header, [row for row in rows if row[1]])
         skipped = [entry for entry in found["skipped"] if entry["run_id"] not in unusable]
         if skipped:
             output.say(f"no {what} to compare with ({len(skipped):,} of the rows):")
@@ -107,8 +108,9 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
         )
     if "calibration" in content["throughput"]:
         told = content["throughput"]["calibration"]
+        folds = counted(told["folds"], "fold")
         output.say(
-            f"throughput after {told['runs']} runs of each of {told['folds']} folds "
+            f"throughput after {counted(told['runs'], 'run')} of each of {folds} "
             f"({told['draws']} draws); smaller folds: {len(told['smaller_folds'])}"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studies.cli.figures import components_in_words, duration, percent, shortened
+from studies.cli.figures import components_in_words, counted, duration, percent, shortened
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ def test_nothing_has_no_minus(fraction: float, signed: bool, text: str) -> None:
 )  # fmt: skip
 def test_times_have_no_powers_of_ten(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (1200, "1,200 runs")])
+def test_nouns_agree(number: int, text: str) -> None:
+    assert counted(number, "run") == text
 
 
 def test_long_names_keep_both_ends() -> None:

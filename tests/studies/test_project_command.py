@@ -52,10 +52,10 @@ def test_weights_that_grow_in_eight_bit_are_explained(
 ) -> None:
     command = ["project", "mixtral_8x22b_mi355x", "--set", f"precision={precision}"]
     assert call(command) == 0
-    assert ("keeps 8-bit copies" in " ".join(capsys.readouterr().out.split())) is noted
+    assert ("keeps quantised copies" in " ".join(capsys.readouterr().out.split())) is noted
     assert call([*command, "--json"]) == 0
     notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
-    assert ("keeps 8-bit copies" in notes) is noted
+    assert ("keeps quantised copies" in notes) is noted
 
 
 @pytest.mark.parametrize("more", [[], ["--set", "gbs=8", "--set", "seq_len=128"]])
