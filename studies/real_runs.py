@@ -26,6 +26,7 @@ from search.transfer import Source
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.runs import RunTable
+from specs.text import one_line
 from studies.job import Job
 from studies.ledger import changed_inputs, input_hash
 from studies.oracles import UNKNOWN_OVER_GIB
@@ -52,6 +53,10 @@ TOLD = (FINISHED, OUT_OF_MEMORY, CRASHED)
 """States of a run of which something came back."""
 
 
+LONGEST_REASON = 300
+"""Characters kept of why a run crashed: a sentence, not a log."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came back from a run; exactly one of throughput, OOM, crash and lost.
@@ -66,6 +71,11 @@ class Outcome:
     crash: str = ""
     lost: bool = False
     source: str = "told by hand"
+
+    def __post_init__(self) -> None:
+        """What people and logs say is kept as one printable line."""
+        object.__setattr__(self, "crash", one_line(self.crash, LONGEST_REASON))
+        object.__setattr__(self, "source", one_line(self.source, LONGEST_REASON))
 
     def check(self) -> None:
         """Raises InputError where the outcome contradicts itself or holds no usable number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,9 +23,9 @@ LARGEST_FILE_BYTES = 1 << 20
 class ResultFile(BaseModel):
     """What ``measure.sh`` writes."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
-    schema_version: Literal[1]
+    schema_version: int = Field(ge=1, le=1)
     run: int = Field(ge=0)
     study: str
     exit_code: int

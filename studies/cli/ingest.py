@@ -74,16 +74,30 @@ def ingest_command(
     if not readings:
         raise failures[0][1]
     refused = _refused([run for reading in readings for run in reading.runs])
-    written = _write(csv_file, readings) if csv_file else []
+    unusable = _why_unusable(readings, refused) if csv_file else ""
+    written = _write(csv_file, readings) if csv_file and not unusable else []
     if as_json:
         output.result(_json(readings, failures, refused, written))
-        return
-    for reading in readings:
-        _show(output, reading, refused)
-    output.notes([str(error) for _, error in failures])
-    if csv_file and not written:
-        output.notes([f"{csv_file} was not written: no run with a known model was read"])
-    output.say(*(f"wrote {path}" for path in written))
+    else:
+        for reading in readings:
+            _show(output, reading, refused)
+        output.notes([str(error) for _, error in failures])
+        output.say(*(f"wrote {path}" for path in written))
+    if unusable:
+        raise InputError(f"{csv_file} was not written: {unusable}")
+
+
+def _why_unusable(readings: list[Ingested], refused: dict[str, str]) -> str:
+    """Why no row for a table was read, as a sentence; empty where there is one."""
+    if any(reading.trace for reading in readings):
+        return ""
+    runs = [run.row for reading in readings for run in reading.runs if run.row.get("model")]
+    if not runs:
+        return "no run with a known model was read; state what is missing with --set."
+    if any(row["run_id"] not in refused for row in runs):
+        return ""
+    first = runs[0]["run_id"]
+    return f"none of its {len(runs)} rows could be used; {first}: {refused[first]}"
 
 
 def _refused(runs: list[MeasuredRun]) -> dict[str, str]:

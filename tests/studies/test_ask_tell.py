@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -339,3 +340,40 @@ def test_a_device_that_never_ends_is_not_read_to_its_end(
     told = foretune("tell", small_study, "--out", tmp_path, "/dev/zero")
     assert (told.code, told.out) == (2, "")
     assert "a device or a socket and no file" in told.err
+
+
+def test_why_a_run_crashed_is_kept_as_one_short_line(
+    asked: Callable[..., Any], small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    asked("ask", "--slot", "40m")
+    hostile = "boom\n\x1b[2J<script>alert(1)</script>\r" + "x" * 10_000
+    arguments = (small_study, "--run", 0, "--crash", hostile, "--out", tmp_path / "out")
+    ran = foretune("tell", *arguments)
+    assert ran.code == 0
+    said = next(line for line in ran.out.splitlines() if line.startswith("run 0"))
+    assert said.isprintable()
+    assert "boom [2J<script>" in said
+    (kept,) = {
+        text
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+        for text in re.findall(rb"boom[^\"]*", path.read_bytes())
+    } or {b""}
+    assert b"\x1b" not in kept
+    assert b"x" * 400 not in kept
+
+
+@pytest.mark.parametrize(
+    "changed", [{"run": True}, {"run": 0.0}, {"run": "0"}, {"schema_version": True}], ids=str
+)
+def test_a_result_names_its_run_by_a_whole_number(
+    changed: dict[str, Any], asked: Callable[..., Any], tmp_path: Path
+) -> None:
+    asked("ask", "--slot", "40m")
+    path = tmp_path / "result.json"
+    content = {"schema_version": 1, "run": 0, "study": "small/measured", "exit_code": 1}
+    content |= {"out_of_memory": False, "step_time_s": None, "tokens_per_s_per_gpu": None}
+    path.write_text(json.dumps(content | changed))
+    assert "is no result of a run" in asked("tell", path, code=2)
+    path.write_text(json.dumps(content))
+    asked("tell", path)

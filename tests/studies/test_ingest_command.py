@@ -49,6 +49,28 @@ def test_one_bad_file_among_good_ones_is_a_note(foretune, tmp_path):
     assert "holds no training log" in alone.err
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
+def test_a_table_of_which_no_row_could_be_used_is_not_written(foretune, tmp_path, more):
+    out = tmp_path / "runs.csv"
+    wrong = ("--set", "gpu=H100-SXM", "--set", "tp=64")
+    ran = foretune("ingest", SAMPLES / "megatron_lm.log", *wrong, "--csv", out, *more)
+    assert ran.code == 2
+    assert "num_gpus 16 is not a multiple of tp*pp*cp 128" in ran.err
+    assert not out.exists()
+    files = (SAMPLES / "megatron_lm.log", SAMPLES / "mlperf.log")
+    assert foretune("ingest", *files, *wrong, "--csv", out).code == 2
+
+
+def test_a_usable_row_is_written_beside_one_that_is_refused(foretune, tmp_path):
+    out = tmp_path / "runs.csv"
+    files = (SAMPLES / "megatron_lm.log", SAMPLES / "primus_mi300x.log")
+    ran = foretune("ingest", *files, "--csv", out)
+    assert ran.code == 0
+    assert "gpu" in ran.err + ran.out
+    table = read_runs(out)
+    assert (len(table), len(table.refused)) == (1, 1)
+
+
 @pytest.mark.parametrize("arguments", [["--set", "gpu"], ["--set", "colour=red"]])
 def test_refuses_what_it_cannot_state(foretune, arguments):
     ran = foretune("ingest", SAMPLES / "mlperf.log", *arguments)
