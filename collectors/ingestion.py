@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,19 @@ def _device_json(device: DeviceTime) -> dict[str, Any]:
         "steady_steps": list(device.steady),
         "median_step": device.median_step,
     }
+
+
+def give_own_ids(runs: list[MeasuredRun]) -> None:
+    """Numbers the later of runs with the same ``run_id``: logs of one name in several folders."""
+    taken = {run.row["run_id"] for run in runs}
+    seen: set[str] = set()
+    for run in runs:
+        first = run.row["run_id"]
+        if first in seen:
+            own = (f"{first}-{number}" for number in count(2))
+            run.row["run_id"] = next(name for name in own if name not in taken)
+            taken.add(run.row["run_id"])
+        seen.add(run.row["run_id"])
 
 
 def refusals(runs: list[MeasuredRun]) -> list[Refusal]:

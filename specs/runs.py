@@ -170,7 +170,8 @@ def read_runs(
         find_model: slug -> Model; raises InputError where it is unknown or unsupported. The
             catalog where not given.
         find_gpu: name -> Gpu; raises InputError where it is unknown.
-        with_results: whether to read what was measured; without, those columns may hold anything.
+        with_results: whether to read what was measured; without, those columns may hold anything
+            and ids may repeat, for nothing is judged.
 
     Raises:
         InputError: the file cannot be read or is no table of runs.
@@ -194,19 +195,32 @@ def read_runs(
     if not with_results:
         for row in rows:
             row.update(dict.fromkeys(RESULT_COLUMNS, ""))
-    return table_of(rows, find_model, find_gpu)
+    return table_of(rows, find_model, find_gpu, once=with_results)
 
 
-def table_of(rows: list[dict[str, str]], find_model: FindModel, find_gpu: FindGpu) -> RunTable:
-    """A RunTable from rows of text, column name -> value ("" where not stated)."""
+def table_of(
+    rows: list[dict[str, str]], find_model: FindModel, find_gpu: FindGpu, once: bool = False
+) -> RunTable:
+    """A RunTable from rows of text, column name -> value ("" where not stated).
+
+    ``once`` refuses a row with the ``run_id`` of a usable one above it: a run that is in a table
+    twice would be judged by its own copy.
+    """
     defaults: Counter[str] = Counter()
     usable: list[Run] = []
     refused: list[Refusal] = []
+    places: dict[str, int] = {}
     for number, row in enumerate(rows):
         run_id = row.get("run_id") or f"row-{number + 1}"
         row["run_id"] = run_id
         try:
+            if once and run_id in places:
+                raise InputError(
+                    f"run_id {run_id} is there already, in row {places[run_id] + 1}; give every "
+                    "run an id of its own."
+                )
             usable.append(read_row(number, row, find_model, find_gpu, defaults))
+            places[run_id] = number
         except InputError as error:
             refused.append(Refusal(run_id, str(error), number))
     columns: dict[str, Column] = {

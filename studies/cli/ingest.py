@@ -54,7 +54,7 @@ def ingest_command(
     as_json: JsonOption = False,
 ) -> None:
     """Read logs and traces into measured runs, memory peaks and operator rows."""
-    from collectors.ingestion import ingest
+    from collectors.ingestion import give_own_ids, ingest
     from specs.errors import InputError
     from studies.files import checked_file
 
@@ -73,6 +73,7 @@ def ingest_command(
             advance(1)
     if not readings:
         raise failures[0][1]
+    give_own_ids([run for reading in readings for run in reading.runs])
     refused = _refused([run for reading in readings for run in reading.runs])
     unusable = _why_unusable(readings, refused) if csv_file else ""
     written = _write(csv_file, readings) if csv_file and not unusable else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def test_defaults_are_those_of_the_format() -> None:
     assert "overlap" not in read({"overlap": "dp"}).defaults
     sixteen_bit = read({"precision": ""})
     assert sixteen_bit.config.config(0).precision is Precision.BF16
+
+
+@pytest.mark.parametrize("change", [{}, {"tokens_per_s_per_gpu": "900", "tp": "2", "dp": "8"}])
+def test_a_run_is_in_a_table_of_results_once(change: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    rows = [DENSE | {"gpu": "none"}, DENSE, DENSE | {"run_id": "b"}, DENSE | change, DENSE | change]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(DENSE))
+        writer.writeheader()
+        writer.writerows(rows)
+    table = read_runs(path)
+    assert list(table.row) == [1, 2], "a row that could not be used is no copy"
+    assert [refusal.row for refusal in table.refused] == [0, 3, 4]
+    assert "run_id a is there already, in row 2" in table.refused[1].reason
+    assert list(read_runs(path, with_results=False).row) == [1, 2, 3, 4]
 
 
 def test_data_parallel_follows_from_the_gpu_count() -> None:

@@ -71,6 +71,21 @@ def test_a_usable_row_is_written_beside_one_that_is_refused(foretune, tmp_path):
     assert (len(table), len(table.refused)) == (1, 1)
 
 
+def test_logs_of_one_name_keep_their_own_rows(foretune, tmp_path):
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "primus_mi300x.log").write_bytes((SAMPLES / "primus_mi300x.log").read_bytes())
+    out = tmp_path / "runs.csv"
+    ran = foretune(
+        "ingest", *(folder / "primus_mi300x.log" for folder in folders), "--csv", out, "--json"
+    )
+    ids = [run["row"]["run_id"] for run in ran.json["runs"]]
+    assert ids == ["primus_mi300x", "primus_mi300x-2", "primus_mi300x-3"]
+    table = read_runs(out)
+    assert (len(table), len(table.refused)) == (3, 0)
+
+
 @pytest.mark.parametrize("arguments", [["--set", "gpu"], ["--set", "colour=red"]])
 def test_refuses_what_it_cannot_state(foretune, arguments):
     ran = foretune("ingest", SAMPLES / "mlperf.log", *arguments)
