@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,15 @@ class Result:
     in_baseline_format: Found | None = None
     unwritten: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def reference(self) -> Reference | None:
         """What the best is compared with; None where the baseline is illegal."""
         baseline = self.baseline
         if baseline is None:
             return None
         fits = bool(baseline.projection["memory"]["fits"])
-        return reference(baseline.config, baseline.speed, fits, self.study.trials)
+        study = self.study
+        return reference(study.job, baseline.speed, fits, study.space, study.ranking.table)
 
     @property
     def rival(self) -> Found | None:
@@ -200,7 +202,7 @@ def best_in_baseline_format(study: Study) -> TrainingConfig | None:
     if study.best.config.precision is held or held not in study.space.axes["precision"]:
         return None
     space = study.space.narrowed_to({"precision": (held,)})
-    ranking = rank(space, job, job.cluster.gpu.hbm_gib.value, keep=1)
+    ranking = rank(space, job, job.cluster.gpu.hbm_gib.value, keep=1, exclude=job.failed)
     return ranking.table.config(0) if len(ranking) else None
 
 

@@ -84,17 +84,3 @@ def run_beliefs(
         now=replace(runs.job, learned=runs.learned()).project(pool.table),
         judged=runs.judged(pool, seed),
     )
-
-
-def nearest_that_fits(beliefs: RunBeliefs, config: TrainingConfig, least: float) -> int | None:
-    """The row that changes fewest axes of ``config`` and fits with this probability.
-
-    Of several the fastest; None where nothing fits as surely.
-    """
-    changed = beliefs.pool.table.axes_changed(config)
-    open_rows = beliefs.judged.open_rows
-    fits = open_rows[beliefs.fit_probability[open_rows] >= least]
-    if not len(fits):
-        return None
-    near = fits[changed[fits] == changed[fits].min()]
-    return int(near[np.argmax(beliefs.now.tokens_per_s_per_gpu[near])])

@@ -18,8 +18,8 @@ from studies.files import to_json, write_atomically
 from studies.job import Job
 from studies.launch import write_launch_files
 from studies.real_runs import ASK, RealRuns
-from studies.run_beliefs import RunBeliefs, nearest_that_fits, run_beliefs
-from studies.wording import change_in_words
+from studies.reference import changed_in_words, near, nearest_that_fits
+from studies.run_beliefs import RunBeliefs, run_beliefs
 
 if TYPE_CHECKING:
     from studies.llm_runs import RunAdvisor
@@ -30,8 +30,6 @@ STEPS = 30
 OVERHEAD_S = 300.0
 """Start-up, compilation and teardown of a run (assumed; --overhead says otherwise)."""
 MOST_RUNS = 8
-SURE = 0.9
-"""Fit probability of a config that stands in for a baseline that does not fit (chosen)."""
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>min|s|m|h|d)")
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -117,6 +115,8 @@ def ask_runs(
         InputError: no run fits into the slot.
     """
     asked = list(dict.fromkeys(run.config for run in runs.runs()))
+    if runs.needs_baseline():
+        asked += [config for config in near(runs.job, space) if config not in asked]
     beliefs = run_beliefs(runs, space, seed, asked)
     beside = advisor.consulted(beliefs.pool) if advisor else []
     beliefs = run_beliefs(runs, space, seed, [*asked, *beside]) if beside else beliefs
@@ -180,13 +180,17 @@ def _first(runs: RealRuns, beliefs: RunBeliefs) -> tuple[int | None, str, str]:
         f"the baseline is not asked: it fits with P {fits:.0%} "
         f"({beliefs.peak_gib([row])[0]:.0f} GiB of {capacity:g})."
     )
-    near = nearest_that_fits(beliefs, baseline, SURE)
-    if near is None:
+    rows = beliefs.judged.open_rows
+    found = nearest_that_fits(
+        baseline,
+        beliefs.pool.table.take(rows),
+        beliefs.now.tokens_per_s_per_gpu[rows],
+        beliefs.fit_probability[rows],
+    )
+    if found is None:
         return None, "", why
-    before, after = baseline.as_labels(), beliefs.pool.config(near).as_labels()
-    changes = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    reason = f"nearest to the baseline that fits: {change_in_words(changes)}"
-    return near, reason, why
+    words = changed_in_words(baseline, beliefs.pool.config(int(rows[found])))
+    return int(rows[found]), f"nearest to the baseline that fits: {words}", why
 
 
 def _expected(beliefs: RunBeliefs, row: int, run_s: float, gain: float | None) -> dict[str, Any]:

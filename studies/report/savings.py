@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from studies.job import Job
-from studies.reference import Reference, reference
+from studies.reference import Reference
 from studies.report.facts import StudyFacts
 
 ASSUMED_TOKENS = 1e12
@@ -57,9 +57,8 @@ def cost(tokens_per_s_per_gpu: float, tokens: float, num_gpus: int, price: Price
 
 
 def reference_of(facts: StudyFacts) -> Reference | None:
-    """What the best config is compared with; None where the baseline is illegal."""
-    baseline = facts.baseline
-    if baseline is None:
+    """What the best config is compared with; None where there is nothing to compare with."""
+    held = facts.result.get("reference")
+    if not held:
         return None
-    speed, fits = baseline.tokens_per_s_per_gpu, bool(baseline.memory["fits"])
-    return reference(baseline.config, speed, fits, facts.trials)
+    return Reference(held["tokens_per_s_per_gpu"], held["words"], held["is_baseline"])

@@ -1,0 +1,181 @@
+"""What is told to a job reaches every other command: tune, report, project and calibrations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.studies.conftest import Ran
+
+STUDY = """\
+name: told
+model: llama3.1-8b
+seq_len: 8192
+global_batch_size: 128
+cluster: 2x8xMI300X
+stack: {framework: Primus}
+baseline: {tp: 2, mbs: 1, sharding: zero1}
+axes:
+  tp: [1, 2, 4]
+  pp: [1, 2]
+  cp: 1
+  mbs: [1, 2]
+  vpp: 1
+  schedule: 1f1b
+  recompute: [none, selective, full]
+  precision: bf16
+  sharding: zero1
+trials: 12
+"""
+
+
+class Loop:
+    """One job: commands on it give their JSON."""
+
+    def __init__(self, foretune: Callable[..., Ran], folder: Path) -> None:
+        self.foretune, self.out = foretune, folder / "out"
+        self.study = folder / "told.yaml"
+        self.study.write_text(STUDY)
+
+    def __call__(self, command: str, *arguments: object) -> Any:
+        """The JSON of a command."""
+        ran = self.foretune(command, self.study, *arguments, "--out", self.out, "--json")
+        assert ran.code == 0, ran.err
+        return ran.json
+
+    def report(self) -> Ran:
+        """Writes the report of the study."""
+        storage = f"sqlite:///{self.out}/foretune.db"
+        return self.foretune("report", "--storage", storage, "--out", self.out / "report.html")
+
+    def page(self) -> str:
+        """The report as text."""
+        return (self.out / "report.html").read_text()
+
+
+@pytest.fixture
+def loop(tmp_path: Path, foretune: Callable[..., Ran]) -> Loop:
+    """A job that nothing was asked of."""
+    return Loop(foretune, tmp_path)
+
+
+@pytest.fixture
+def told(loop: Loop) -> tuple[Loop, dict[str, Any], dict[str, Any]]:
+    """A job, its first result, and a config it recommended that ran out of memory since."""
+    first = loop("tune")
+    asked = loop("ask", "--runs", "2", "--slot", "4h")["runs"]
+    loop("tell", "--run", "0", "--speed", "8100", "--peak", "71")
+    loop("tell", "--run", "1", "--oom")
+    assert asked[1]["config"] in recommended(first)
+    return loop, first, asked[1]
+
+
+def recommended(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every config that a result recommends."""
+    return [e["config"] for e in (result["best"], result["optimum"], *result["shortlist"])]
+
+
+def test_tune_after_an_oom_recommends_another_config(told: tuple[Loop, Any, Any]) -> None:
+    loop, first, failed = told
+    ran = loop.foretune("tune", loop.study, "--out", loop.out, "--json")
+    again = ran.json
+    assert again["study_name"] == first["study_name"]
+    assert failed["config"] not in recommended(again)
+    said = [line for line in ran.err.splitlines() if "2 runs were told to this job" in line]
+    assert len(said) == 1
+    assert "1 measured, 1 out of memory" in said[0]
+    assert again["told"]["failed"] == [failed["config"]]
+    # What was told moves the peak of the baseline, which ran, and the speed of all.
+    before, now = (r["baseline"]["projection"] for r in (first, again))
+    assert now["memory"]["peak_gib"] > 1.1 * before["memory"]["peak_gib"]
+    assert now["throughput"]["tokens_per_s_per_gpu"] == pytest.approx(8100, rel=0.03)
+    assert now["throughput"]["trust"] == "measured"
+    kept = json.loads((loop.out / "told" / "result.json").read_text())
+    assert kept["best"]["config"] == again["best"]["config"]
+    assert again["rejected_by_memory"] >= 1
+    launch = (loop.out / "told" / "best.yaml").read_text()
+    assert f"micro_batch_size: {again['best']['config']['mbs']}" in launch
+    assert loop("tune")["best"] == again["best"]
+
+
+def test_the_report_ranks_again_without_another_tune(told: tuple[Loop, Any, Any]) -> None:
+    loop, _, failed = told
+    ran = loop.report()
+    assert ran.code == 0, ran.err
+    assert "2 runs were told to this job" in ran.err
+    page = loop.page()
+    best = page.split('id="answer"')[1].split('id="memory"')[0]
+    again = loop("tune")
+    speed = again["best"]["projection"]["throughput"]["tokens_per_s_per_gpu"]
+    assert f"{speed:,.0f}" in best
+    assert failed["config"] != again["best"]["config"]
+    # Every run is listed, whatever became of it.
+    runs = page.split("Real runs against what was projected without them")[1].split("</table>")[0]
+    assert "out of memory" in runs
+    assert "over 192" in runs
+    assert "measured" in runs
+    assert "71.0" in runs
+    loop.report()
+    assert f"{speed:,.0f}" in loop.page().split('id="answer"')[1].split('id="memory"')[0]
+
+
+def test_a_crash_alone_takes_a_config_out(loop: Loop) -> None:
+    first = loop("tune")
+    asked = loop("ask", "--runs", "2", "--slot", "4h")["runs"]
+    loop("tell", "--run", "1", "--crash", "NCCL timeout")
+    again = loop("tune")
+    assert asked[1]["config"] in recommended(first)
+    assert asked[1]["config"] not in recommended(again)
+    # Nothing but that was told: projections stay as they were.
+    assert again["baseline"]["projection"] == first["baseline"]["projection"]
+    loop.report()
+    runs = loop.page().split("Real runs against")[1].split("</table>")[0]
+    assert "crashed" in runs
+    assert "still out" in runs
+
+
+def test_a_calibration_file_knows_what_ran_out(
+    told: tuple[Loop, Any, Any], foretune: Callable[..., Ran], tmp_path: Path
+) -> None:
+    loop, _, failed = told
+    path = loop.out / "told" / "measured" / "calibration.json"
+    kept = json.loads(path.read_text())
+    assert [run["config"] for run in kept["out_of_memory"]] == [failed["config"]]
+    changed = [
+        f"--set={name}={value}" for name, value in failed["config"].items()
+        if name in ("tp", "pp", "mbs", "cross_entropy_fusion", "overlap", "sequence_parallel")
+    ]  # fmt: skip
+    plain = foretune("project", loop.study, *changed, "--json").json
+    with_file = ("--calibration", path)
+    ran = foretune("project", loop.study, *changed, *with_file, "--json")
+    assert plain["config"] == failed["config"]
+    assert plain["memory"]["fit_probability"] > 0.9
+    assert (ran.json["memory"]["fits"], ran.json["memory"]["fit_probability"]) == (False, 0.0)
+    assert "1 config of this job that ran out of memory" in ran.err
+    other = foretune("tune", loop.study, *with_file, "--out", tmp_path / "other", "--json").json
+    assert failed["config"] not in recommended(other)
+
+
+def test_an_oom_alone_is_written_to_the_calibration(loop: Loop) -> None:
+    loop("ask", "--runs", "1", "--slot", "4h")
+    files = loop("tell", "--run", "0", "--oom")["files"]
+    path = next(Path(file) for file in files if file.endswith("calibration.json"))
+    assert len(json.loads(path.read_text())["out_of_memory"]) == 1
+
+
+def test_the_table_of_tell_says_measured_and_how_it_is_ranked(
+    loop: Loop, foretune: Callable[..., Ran]
+) -> None:
+    loop("ask", "--runs", "1", "--slot", "4h")
+    shown = foretune("tell", loop.study, "--run", "0", "--speed", "8100", "--peak", "71",
+                     "--out", loop.out).out  # fmt: skip
+    assert "8,100 to 8,100" not in shown
+    assert "ranked by tokens/s/GPU now times the probability to fit" in " ".join(shown.split())
+    row = next(line for line in shown.splitlines() if " 8,100 " in line)
+    assert row.split().count("measured") == 2
+    assert "71" in row.split()
+    assert "GiB before" in shown
