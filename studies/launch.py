@@ -28,7 +28,8 @@ def write_launch_files(
 ) -> tuple[list[Path], dict[str, str]]:
     """Writes ``stem.yaml`` (Primus) and ``stem.sh`` (Megatron-LM), as far as each can run it.
 
-    A job of the reference trainer gets the ``stem.sh`` that starts it.
+    A job of the reference trainer gets the ``stem.sh`` that starts it. What is not written is not
+    there afterwards.
 
     Returns:
         The files, and for the name of each one that was not written the reason.
@@ -47,6 +48,7 @@ def write_launch_files(
             write(job, config, path, head)
             files.append(path)
         except InputError as error:
+            path.unlink(missing_ok=True)  # of an earlier config: it would launch another one
             refusals[path.name] = str(error)
     if not files:
         raise InputError(f"no launch file can be written: {' '.join(refusals.values())}")

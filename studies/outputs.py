@@ -37,10 +37,18 @@ def write_files(result: Result) -> tuple[Result, list[Path]]:
         files += written
         for name, reason in refused.items():
             refusals.setdefault(reason, []).append(name)
+    _remove_others(folder, files)
     files.append(write_atomically(folder / "study.svg", picture(result)))
     unwritten = tuple(f"no {', '.join(names)}: {reason}" for reason, names in refusals.items())
     result = replace(result, unwritten=unwritten)
     return result, write_result(result, files)
+
+
+def _remove_others(folder: Path, launch_files: Sequence[Path]) -> None:
+    """Removes launch files of numbers that an earlier, longer shortlist had."""
+    for path in folder.glob("shortlist_*"):
+        if path.suffix in (".yaml", ".sh") and path not in launch_files:
+            path.unlink()
 
 
 def write_result(result: Result, files: Sequence[Path]) -> list[Path]:

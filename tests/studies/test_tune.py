@@ -231,7 +231,11 @@ def test_a_change_of_number_format_is_said_unless_it_was_asked_for(
 def test_number_k_of_the_shortlist_is_in_the_files_of_that_number(
     small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
+    earlier = tmp_path / "small" / "shortlist_9.yaml"
+    earlier.parent.mkdir()
+    earlier.touch()
     result = foretune("tune", small_study, "--out", tmp_path, "--json").json
+    assert not earlier.exists()
     assert result["shortlist"][0]["config"] == result["best"]["config"]
     assert len(result["shortlist"]) > 2
     for number, found in enumerate(result["shortlist"], 1):
