@@ -188,14 +188,16 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
     inputs = attributes["inputs"]
     before = job_of(name, inputs, attributes.get(TAUGHT))
     trials, result = tuple(read_trials(address, name)), attributes[RESULT]
-    notes = (*attributes.get("notes", ()), *result.get("cautions", ()))
+    notes, cautions = tuple(attributes.get("notes", ())), result.get("cautions", ())
     job, told = before, told_to(before, address, name)
     if told is not None:
         job, notes = told.job(before), (*notes, told.sentence)
         if inputs.get("oracle") == SurrogateOracle.name:
             trials = projected_again(job, trials)
             if result.get("told", {}).get("digest") != told.digest:
-                result = {**result, **ranked_again(job, inputs, trials, told)}
+                again = ranked_again(job, inputs, trials, told)
+                cautions = cautions_now(result, again)
+                result = {**result, **again}
     return StudyFacts(
         name=name,
         storage=address.shown,
@@ -206,7 +208,7 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
         result=result,
         inputs=inputs,
         illegal=tuple(v for k, v in sorted(attributes.items()) if k.startswith(ILLEGAL)),
-        notes=notes,
+        notes=(*notes, *cautions),
         current=inputs.get("surrogate") == data_fingerprint(),
     )
 
@@ -253,10 +255,24 @@ def ranked_again(
         "storage",
         "files",
         "notes",
-        "cautions",
         "illegal_proposals",
     )
     return {key: value for key, value in content.items() if key not in kept}
+
+
+def cautions_now(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cautions of a result that was ranked again.
+
+    Those of ``tune`` know whether the number format was asked for, which a study does not keep, and
+    stand as long as the best has that format.
+
+    Args:
+        before: the JSON of ``tune`` as the study keeps it.
+        again: the same, of now.
+    """
+    formats = [held["best"]["config"]["precision"] for held in (before, again)]
+    stands = formats[0] == formats[1]
+    return tuple((before if stands else again).get("cautions", ()))
 
 
 def _with_best(job: Job, ranking: Ranking, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:

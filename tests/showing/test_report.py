@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from search.attribution import needed_for
 from specs.errors import InputError
 from studies.cli.main import call
-from studies.report.facts import StudyFacts, chosen_study, read_facts
+from studies.report.facts import StudyFacts, cautions_now, chosen_study, read_facts
 from studies.report.html import Markup, table, tag
 from studies.report.report import report
 from studies.report.savings import cost, price_of, reference_of, tokens_of
@@ -137,6 +137,15 @@ def test_savings_are_told_against_a_config_that_fits(facts: StudyFacts) -> None:
     if not reference.is_baseline:
         assert "the baseline with" in reference.words
         assert "projected not to fit" in report(facts)
+
+
+def test_cautions_of_a_number_format_go_with_it() -> None:
+    def result(precision: str, caution: str) -> dict[str, Any]:
+        return {"best": {"config": {"precision": precision}}, "cautions": [caution]}
+
+    before = result("fp8", "of tune")
+    assert cautions_now(before, result("fp8", "of now")) == ("of tune",)
+    assert cautions_now(before, result("bf16", "of now")) == ("of now",)
 
 
 def test_a_study_of_other_constants_says_so(facts: StudyFacts) -> None:
