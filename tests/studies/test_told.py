@@ -20,16 +20,17 @@ cluster: 2x8xMI300X
 stack: {framework: Primus}
 baseline: {tp: 2, mbs: 1, sharding: zero1}
 axes:
-  tp: [1, 2, 4]
+  tp: [1, 2]
   pp: [1, 2]
   cp: 1
   mbs: [1, 2]
   vpp: 1
   schedule: 1f1b
-  recompute: [none, selective, full]
+  recompute: [none, full]
   precision: bf16
   sharding: zero1
-trials: 12
+  overlap: none
+trials: 8
 """
 
 
@@ -96,7 +97,6 @@ def test_tune_after_an_oom_recommends_another_config(told: tuple[Loop, Any, Any]
     assert now["throughput"]["trust"] == "measured"
     kept = json.loads((loop.out / "told" / "result.json").read_text())
     assert kept["best"]["config"] == again["best"]["config"]
-    assert again["rejected_by_memory"] >= 1
     launch = (loop.out / "told" / "best.yaml").read_text()
     assert f"micro_batch_size: {again['best']['config']['mbs']}" in launch
     assert loop("tune")["best"] == again["best"]
