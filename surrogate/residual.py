@@ -318,8 +318,9 @@ def _mean(shared: Floats, leaves: Any, moe: Column, facts: Residual | _StudyFact
     else:
         inside = shared @ (ratio * facts.weights)
     likeness = np.minimum(shared.max(axis=1) / np.square(signal_sd(moe)), 1.0)
-    unlike = 1.0 - np.square(likeness)
-    return mean - np.maximum(mean - inside, 0.0) * unlike
+    gain = np.maximum(mean - inside, 0.0)
+    credited: Floats = mean - gain * (1.0 - np.square(likeness))
+    return credited
 
 
 def _shared_with(facts: _StudyFacts, scale: Floats, points: Floats) -> Floats:

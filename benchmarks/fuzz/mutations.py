@@ -48,6 +48,8 @@ def any_value(dice: random.Random) -> Any:
 
 def damaged_tree(tree: Any, dice: random.Random) -> Any:
     """The tree with one to four nodes replaced, dropped, doubled or renamed."""
+    if not isinstance(tree, dict | list):
+        return any_value(dice)
     for _ in range(dice.choice((1, 1, 1, 2, 4))):
         places: list[tuple[Any, Any]] = []
         pending = [tree]
