@@ -106,7 +106,7 @@ def test_the_report_ranks_again_without_another_tune(told: tuple[Loop, Any, Any]
     loop, _, failed = told
     ran = loop.report()
     assert ran.code == 0, ran.err
-    assert "2 runs were told to this job" in ran.err
+    assert "2 runs were told to this job" in ran.out
     page = loop.page()
     best = page.split('id="answer"')[1].split('id="memory"')[0]
     again = loop("tune")
