@@ -135,7 +135,7 @@ def test_a_named_pipe_without_a_writer_is_refused_at_once(
         (["tune", "STUDY", "--set", f"gbs={10**26}"], "below 2^40"),
         (["tune", "STUDY", "--cluster", "8xMI999X"], "near names"),
         (["tune", "STUDY", "--cluster", "0xMI300X"], "0 nodes with 0 GPUs"),
-        (["tune", "STUDY", "--storage", "mongodb://h/x"], "mongodb"),
+        (["tune", "STUDY", "--storage", "mongodb://h/x"], "a URL of another kind"),
         (["tune", "STUDY", "--out", "STUDY"], "is a file"),
         (["tune", "STUDY", "--why", "nonsense"], "axis=value"),
         (["tune", "STUDY", "--gpu-file", "nosuch.yaml"], "nosuch.yaml"),
