@@ -103,6 +103,10 @@ def virtual_stages(
     """
     if is_explicit(layout):
         return _explicit(layout, num_layers, pp, vpp)
+    if pp * vpp > _MAX_STAGES:
+        raise InputError(
+            f"pp {pp} * vpp {vpp} are {pp * vpp} virtual stages; use at most {_MAX_STAGES}."
+        )
     counts = _counts(layout, num_layers, pp, vpp, v_shaped)
     last = len(counts) - 1
     stages, first_layer = [], 0

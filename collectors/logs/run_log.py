@@ -32,7 +32,9 @@ class Iterations:
             return False
         self.number.append(number)
         for name in _MEASURED:
-            getattr(self, name).append(values.get(name, float("nan")))
+            value = values.get(name, float("nan"))
+            # What is not positive was not measured: a damaged line, or a rate of an empty step.
+            getattr(self, name).append(value if value > 0 else float("nan"))
         return True
 
 

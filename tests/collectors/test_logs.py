@@ -286,3 +286,12 @@ def test_long_lines_are_cut_not_held(tmp_path: Path):
             file.write("x" * 2**20)
         file.write("\n" + "\n".join(LINES))
     assert ingest(path, {}).runs[0].iterations == 12
+
+
+def test_rates_that_are_not_positive_were_not_measured(tmp_path):
+    text = (SAMPLES / "torchtitan_h100.log").read_text()
+    path = tmp_path / "train.log"
+    path.write_text(text.replace("tflops: ", "tflops: -"))
+    run = ingest(path, {}).runs[0]
+    assert "tflops_per_gpu" not in run.row
+    assert run.row["tokens_per_s_per_gpu"]

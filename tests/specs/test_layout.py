@@ -84,3 +84,7 @@ def test_every_layer_is_placed_once(
     assert all(ranks.count(rank) == vpp for rank in range(pp))
     if v_shaped:
         assert ranks[0] == ranks[-1] == 0
+
+
+def test_more_stages_than_anyone_has_are_refused_before_they_are_listed() -> None:
+    assert "virtual stages; use at most" in layout_problem("", 32, 0, 2**31, 1)
