@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,37 +119,39 @@ def launch_runs(
         InputError: another process launches these runs now, one cannot be started, or the storage
             cannot be written.
     """
-    alone = FileLock(options.folder / ".launch")
-    if not alone.acquire(wait=False):
-        raise InputError(
-            f"another foretune launch works on {options.folder}; wait for it or stop it."
-        )
+    with _alone(options.folder):
+        launches = {launch.name: launch for launch in (launch_of(runs, a, options) for a in asked)}
+        numbers = {name: run.number for name, run in zip(launches, asked, strict=True)}
+        done = [
+            (
+                launch,
+                Ended(Ending.FINISHED, 0, 0.0, launch.folder / "run.0.log", "it was run before."),
+            )
+            for launch in launches.values()
+            if result_file(launch.folder)
+        ]
+        ready = {launch.name for launch, _ in done}
+        left = [launch for name, launch in launches.items() if name not in ready]
+        for launch, end in chain(done, _ends(launcher, left, options.poll_s)):
+            told = tell(runs, numbers[launch.name], launch, end, address)
+            launcher.forget(launch)
+            yield told
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time launch runs of a folder.
+
+    Raises:
+        InputError: another one does.
+    """
+    lock = FileLock(folder / ".launch")
+    if not lock.acquire(wait=False):
+        raise InputError(f"another foretune launch works on {folder}; wait for it or stop it.")
     try:
-        yield from _launched(runs, asked, launcher, options, address)
+        yield
     finally:
-        alone.release()
-
-
-def _launched(
-    runs: RealRuns,
-    asked: Sequence[AskedRun],
-    launcher: Launcher,
-    options: LaunchOptions,
-    address: StorageAddress,
-) -> Iterator[Launched]:
-    launches = {launch.name: launch for launch in (launch_of(runs, a, options) for a in asked)}
-    numbers = {name: run.number for name, run in zip(launches, asked, strict=True)}
-    done = [launch for launch in launches.values() if result_file(launch.folder)]
-    for launch in done:
-        end = Ended(Ending.FINISHED, 0, 0.0, launch.folder / "run.0.log", "it was run before.")
-        told = tell(runs, numbers[launch.name], launch, end, address)
-        launcher.forget(launch)
-        yield told
-    left = [launch for launch in launches.values() if launch not in done]
-    for launch, end in _ends(launcher, left, options.poll_s):
-        told = tell(runs, numbers[launch.name], launch, end, address)
-        launcher.forget(launch)
-        yield told
+        lock.release()
 
 
 def _ends(
