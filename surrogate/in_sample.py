@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specs.runs import RunTable
 from surrogate.calibration import Calibration
 from surrogate.features import classes, features
+from surrogate.fitting import measured_step_s
 from surrogate.learned import Learned
 from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
@@ -41,10 +42,7 @@ def learned_from(table: RunTable, learned: Learned) -> Mask:
     if not len(table) or not len(learned.residual):
         return np.zeros(len(table), dtype=bool)
     cases = cases_of(table)
-    tokens = np.array([float(w.tokens_per_step) for w in table.workloads])
-    gpus = np.array([c.num_gpus for c in table.clusters])
-    physics = tokens / gpus / step_time(cases, learned.constants).step_time_s
-    errors = np.log(table.tokens_per_s_per_gpu / physics)
+    errors = np.log(step_time(cases, learned.constants).step_time_s / measured_step_s(table))
     labels = {name: column.astype(str) for name, column in classes(cases).items()}
     return _coincides(features(cases), labels, errors, learned.residual)
 

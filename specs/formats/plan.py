@@ -45,8 +45,8 @@ class PlanFile(BaseModel):
     space: Literal["core", "full"] = "full"
     gpus: dict[str, Any] = Field(default_factory=dict)
     sources: dict[str, Any] = Field(default_factory=dict)
-    workloads: dict[str, Any] = Field(min_length=1)
-    clusters: dict[str, Any] = Field(min_length=1)
+    workloads: dict[Name, Any] = Field(min_length=1)
+    clusters: dict[Name, Any] = Field(min_length=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,6 @@ def read_plan(path: Path) -> Plan:
     content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
     file = validated(PlanFile, content, str(path))
     for name in (*file.workloads, *file.clusters):
-        if not name.isprintable():
-            raise InputError(
-                f"{path}: the name {name[:40]!r} holds a line end or another control character; "
-                "write it as one line of printable characters."
-            )
         if name[:1] in FORMULA:
             raise InputError(
                 f"{path}: the name {name[:40]!r} would be a formula in a spreadsheet; begin it "

@@ -25,18 +25,12 @@ from specs.formats.reader import read_experiment
 from specs.stack import Stack
 from specs.text import comment_lines, one_line
 from studies.toolbox.artifact import docstring
+from tests.specs.test_huggingface import CONFIGS
 from tests.studies.conftest import SMALL_STUDY, Ran
 
 Command = Callable[..., Ran]
 HOSTILE = "ll\ntouch PWNED #"
-SIZES = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-}
+SIZES = CONFIGS["Llama-2-7B"][0]
 
 
 def _changed_study(**fields: object) -> str:
