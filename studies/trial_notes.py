@@ -70,7 +70,7 @@ def study_note(facts: StudyFacts, graphs: Iterable[str], real_runs: Sequence[str
         f"* Graphs of the study ({', '.join(graphs)}) are on the History page; launch files and "
         "pictures are among the artifacts.",
     ]
-    lines += [f"* {cell(note)}" for note in facts.notes]
+    lines += [f"* {cell(note.sentence)}" for note in facts.notes]
     return "\n".join(lines)
 
 

@@ -38,7 +38,7 @@ def report_command(
 ) -> None:
     """Write a study as one HTML file: what to run, how sure, why; works offline and prints."""
     from studies.files import checked_file, write_atomically
-    from studies.report.facts import chosen_study, read_facts
+    from studies.report.facts import NoteKind, chosen_study, read_facts
     from studies.report.report import report
     from studies.storage import storage_address
 
@@ -48,7 +48,7 @@ def report_command(
     facts = read_facts(address, chosen_study(address, study))
     write_atomically(out, report(facts, tokens, price))
     told = facts.result.get("told")
-    output.notes([note for note in facts.notes if told and "told to this job" in note])
+    output.notes(note.sentence for note in facts.notes if note.kind is NoteKind.TOLD)
     if as_json:
         output.result({"study_name": facts.name, "files": [str(out)], "told": told})
     else:

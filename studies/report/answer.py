@@ -320,4 +320,4 @@ def _pipeline_words(name: str, answer: Answer, line: Timetable) -> str:
 
 def notes_of(facts: StudyFacts) -> Markup:
     """What the reader of the input assumed."""
-    return bullets(facts.notes) if facts.notes else Markup("")
+    return bullets(note.sentence for note in facts.notes) if facts.notes else Markup("")

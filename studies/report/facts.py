@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,22 @@ class Answer:
         return found
 
 
+class NoteKind(Enum):
+    """Where a note on a study comes from."""
+
+    STUDY = "what was assumed or happened when the study ran"
+    TOLD = "real runs that were told and count"
+    CAUTION = "what the best config changes beyond speed, or no run knows of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a reader of a study must know, in one sentence."""
+
+    kind: NoteKind
+    sentence: str
+
+
 @dataclass(frozen=True)
 class StudyFacts:
     """A study and what it found.
@@ -96,7 +113,7 @@ class StudyFacts:
     result: Mapping[str, Any]
     inputs: Mapping[str, Any]
     illegal: tuple[Mapping[str, Any], ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     current: bool
 
     @cached_property
@@ -188,10 +205,12 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
     inputs = attributes["inputs"]
     before = job_of(name, inputs, attributes.get(TAUGHT))
     trials, result = tuple(read_trials(address, name)), attributes[RESULT]
-    notes, cautions = tuple(attributes.get("notes", ())), result.get("cautions", ())
+    notes = [Note(NoteKind.STUDY, sentence) for sentence in attributes.get("notes", ())]
+    cautions = result.get("cautions", ())
     job, told = before, told_to(before, address, name)
     if told is not None:
-        job, notes = told.job(before), (*notes, told.sentence)
+        job = told.job(before)
+        notes.append(Note(NoteKind.TOLD, told.sentence))
         if inputs.get("oracle") == SurrogateOracle.name:
             trials = projected_again(job, trials)
             if result.get("told", {}).get("digest") != told.digest:
@@ -208,7 +227,7 @@ def read_facts(address: StorageAddress, name: str) -> StudyFacts:
         result=result,
         inputs=inputs,
         illegal=tuple(v for k, v in sorted(attributes.items()) if k.startswith(ILLEGAL)),
-        notes=(*notes, *cautions),
+        notes=(*notes, *(Note(NoteKind.CAUTION, sentence) for sentence in cautions)),
         current=inputs.get("surrogate") == data_fingerprint(),
     )
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from studies.report.facts import load
+from studies.storage import storage_address
 from tests.studies.conftest import Ran
 
 STUDY = """\
@@ -104,9 +106,13 @@ def test_tune_after_an_oom_recommends_another_config(told: tuple[Loop, Any, Any]
 
 def test_the_report_ranks_again_without_another_tune(told: tuple[Loop, Any, Any]) -> None:
     loop, _, failed = told
+    assumed = "a cluster was assumed, which was told to this job by nobody"
+    load(storage_address(None, loop.out / "foretune.db"), "told").set_user_attr("notes", [assumed])
     ran = loop.report()
     assert ran.code == 0, ran.err
     assert "2 runs were told to this job" in ran.out
+    assert "assumed" not in ran.out
+    assert assumed in loop.page()
     page = loop.page()
     best = page.split('id="answer"')[1].split('id="memory"')[0]
     again = loop("tune")

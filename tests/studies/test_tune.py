@@ -217,7 +217,7 @@ def test_a_change_of_number_format_is_said_unless_it_was_asked_for(
     assert free["best"]["config"]["precision"] != "bf16"
     assert [note for note in free["notes"] if "--pin precision=bf16" in note]
     facts = read_facts(storage_address(None, out / "foretune.db"), "small")
-    assert list(facts.notes) == free["notes"]
+    assert [note.sentence for note in facts.notes] == free["notes"]
     kept = free["in_baseline_format"]
     assert kept["config"]["precision"] == "bf16"
     best = free["best"]["projection"]["throughput"]["tokens_per_s_per_gpu"]
