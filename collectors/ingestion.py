@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from collectors.gpu_names import gpu_of
 from collectors.logs.formats import format_of
 from collectors.logs.reader import read_log
 from collectors.logs.rows import MeasuredRun, measured_run
@@ -112,19 +113,9 @@ def is_trace(path: Path) -> bool:
 
 def _trace(path: Path, stated: Mapping[str, str]) -> TraceReading:
     trace = read_trace(path)
-    notes = list(trace.notes)
-    named = stated.get("gpu") or gpu_of_path(path)
-    gpu = catalog.gpu(named).name if named else ""
-    if trace.device_name and not stated.get("gpu"):
-        try:
-            gpu = catalog.gpu(trace.device_name).name
-        except InputError:
-            # A variant is another product: an A100-PCIE is no A100.
-            gpu = ""
-    if not gpu:
-        notes.append(
-            f"the catalog has no GPU {trace.device_name!r}; --set gpu=NAME states which it is"
-        )
+    gpu, note = gpu_of(stated.get("gpu", ""), trace.device_name, gpu_of_path(path))
+    if not gpu and not note:
+        note = "no GPU is named; --set gpu=NAME states which it is"
     return TraceReading(
         gpu=gpu,
         device_name=trace.device_name,
@@ -132,7 +123,7 @@ def _trace(path: Path, stated: Mapping[str, str]) -> TraceReading:
         devices=device_times(trace),
         operators=operator_rows(trace),
         versions=trace.versions,
-        notes=notes,
+        notes=[*trace.notes, *([note] if note else [])],
     )
 
 

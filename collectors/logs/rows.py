@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectors.gpu_names import gpu_of
 from collectors.logs.format import Description, LogFormat
 from collectors.logs.run_log import Peak, RunLog
 from collectors.logs.steady_state import SteadyState, steady_state
@@ -101,7 +102,7 @@ def measured_run(
     """
     found = log_format.describe(run, source) if log_format else Description()
     found.columns |= {column: text for column, text in stated.items() if text}
-    _find_gpu(run, found, path_gpu)
+    _name_gpu(run, found, path_gpu)
     if found.model is not None and "model" in stated and stated["model"] != found.model.name:
         found.model = None
     if run.devices_per_node > 1:
@@ -145,21 +146,13 @@ def measured_run(
     )
 
 
-def _find_gpu(run: RunLog, found: Description, path_gpu: str) -> None:
-    """The GPU: as stated, as the log names it, or as the path names it, in this order."""
-    if found.columns.get("gpu"):
-        found.columns["gpu"] = catalog.gpu(found.columns["gpu"]).name
-        return
-    printed = run.facts.get("gpu", "")
-    if printed:
-        try:
-            found.columns["gpu"] = catalog.gpu(printed).name
-        except InputError as error:
-            # A variant is another product: an A100-PCIE taken for an A100 is a wrong measurement.
-            found.notes.append(f"gpu is left empty: {error}")
-    elif path_gpu:
-        found.columns["gpu"] = path_gpu
-        found.notes.append(f"the log names no GPU; {path_gpu} is read from the path")
+def _name_gpu(run: RunLog, found: Description, path_gpu: str) -> None:
+    """Writes the GPU of the catalog, and what a reader must know of it."""
+    gpu, note = gpu_of(found.columns.get("gpu", ""), run.facts.get("gpu", ""), path_gpu)
+    if gpu:
+        found.columns["gpu"] = gpu
+    if note:
+        found.notes.append(note)
 
 
 def _selected(run: RunLog, found: Description) -> tuple[Any, Any]:

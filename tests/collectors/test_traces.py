@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectors.gpu_names import gpu_of
 from collectors.ingestion import ingest
 from collectors.text import BLOCK_BYTES, Truncation
 from collectors.traces.breakdown import device_times
@@ -207,4 +208,17 @@ def test_a_device_is_no_other_product_of_its_name(printed: str, gpu: str, tmp_pa
     trace = ingest(path, {}).trace
     assert trace is not None
     assert trace.gpu == gpu
-    assert any("has no GPU" in note for note in trace.notes) == (not gpu)
+    refused = [note for note in trace.notes if f"there is no GPU {printed!r}" in note]
+    assert len(refused) == (not gpu)
+    assert all("--set gpu=NAME" in note for note in refused)
+
+
+def test_what_a_user_states_wins_over_the_device_and_the_device_over_the_path() -> None:
+    assert gpu_of("a100-80gb", "NVIDIA H100 NVL", "MI300X") == ("A100-80GB", "")
+    assert gpu_of("", "AMD Instinct MI355X", "MI300X") == ("MI355X", "")
+    gpu, note = gpu_of("", "", "MI300X")
+    assert gpu == "MI300X"
+    assert "from the path" in note
+    assert gpu_of("", "", "") == ("", "")
+    with pytest.raises(InputError, match="MI9000"):
+        gpu_of("MI9000", "", "")

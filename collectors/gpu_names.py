@@ -1,0 +1,35 @@
+"""Which GPU of the catalog a log or trace comes from."""
+
+from __future__ import annotations
+
+from specs import catalog
+from specs.errors import InputError
+
+
+def gpu_of(stated: str, printed: str, path_gpu: str) -> tuple[str, str]:
+    """The GPU as stated, as the file prints it, or as its path names it, in this order.
+
+    A variant is another product: an A100-PCIE taken for an A100 is a wrong measurement, so what
+    the file prints and the catalog lacks is left empty, whatever the path says.
+
+    Args:
+        stated: name or alias by the user, or empty.
+        printed: what the file prints of its device, or empty.
+        path_gpu: name that the path holds, or empty.
+
+    Returns:
+        Name in the catalog or empty, and a note for the reader or empty.
+
+    Raises:
+        InputError: the catalog has no GPU of the stated name.
+    """
+    if stated:
+        return catalog.gpu(stated).name, ""
+    if printed:
+        try:
+            return catalog.gpu(printed).name, ""
+        except InputError as error:
+            return "", f"gpu is left empty: {error} --set gpu=NAME states which it is."
+    if path_gpu:
+        return path_gpu, f"no GPU is named inside; {path_gpu} is read from the path"
+    return "", ""
