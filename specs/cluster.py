@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.gpu import Gpu
-from specs.text import Name
+from specs.names import Name
 
 UsdPerGpuHour = Annotated[float, Field(ge=0, le=1e6)]
 """A price of a GPU hour; beyond a million it is a typing error."""

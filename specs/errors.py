@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from specs.text import printable_words
+
 LONGEST_WORD, LONGEST_MESSAGE = 300, 900
 """Characters: what a message quotes of a file is cut there."""
 
@@ -14,9 +16,8 @@ class InputError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        shown = "".join(c if c.isprintable() else " " for c in message)
-        words = (word if len(word) <= LONGEST_WORD else f"{word[:60]}..." for word in shown.split())
-        sentence = " ".join(words)
+        words = printable_words(message)
+        sentence = " ".join(w if len(w) <= LONGEST_WORD else f"{w[:60]}..." for w in words)
         if len(sentence) > LONGEST_MESSAGE:
             sentence = f"{sentence[:LONGEST_MESSAGE]}..."
         super().__init__(sentence)

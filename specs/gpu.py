@@ -7,8 +7,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.choices import Precision
+from specs.names import Name
 from specs.provenance import Quantity
-from specs.text import Name
 
 LARGEST = 1e24
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.errors import InputError
-from specs.text import Name
+from specs.names import Name
 
 Column = NDArray[Any]
 

@@ -14,8 +14,8 @@ from specs.choices import MoeDispatcher, Overlap, Precision, Sharding, TrainingK
 from specs.errors import InputError
 from specs.gpu import Gpu
 from specs.model import Model
+from specs.names import printable
 from specs.stack import Framework, Stack
-from specs.text import printable
 
 FLASH_ATTENTION_YEAR = 2023
 """First year whose Megatron runs use flash attention (arXiv 2205.14135, in Megatron-LM 2023-02)."""

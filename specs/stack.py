@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from specs.text import Name
+from specs.names import Name
 
 
 class Framework(IntEnum):

@@ -13,8 +13,8 @@ from specs.cluster import SHORTHAND, Cluster, UsdPerGpuHour
 from specs.errors import InputError
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_yaml
 from specs.gpu import LARGEST, Gpu
+from specs.names import Name
 from specs.provenance import Quantity
-from specs.text import Name
 
 MAX_GPUS = 2**20
 """Ten times the largest training clusters of 2026; beyond it is a typing error (chosen)."""

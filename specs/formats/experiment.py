@@ -10,8 +10,8 @@ from typing import Any, Literal
 from specs.cluster import Cluster
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.names import printable
 from specs.stack import Framework, Stack
-from specs.text import printable
 from specs.workload import Workload
 
 NO_FRAMEWORK = "no framework is stated"

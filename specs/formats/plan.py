@@ -19,7 +19,7 @@ from specs.formats.reader import read_experiment
 from specs.formats.study import is_study, study_of
 from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_chain
 from specs.gpu import Gpu
-from specs.text import Name
+from specs.names import Name
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a cell of a CSV must not begin with: spreadsheets would run it."""

@@ -24,8 +24,8 @@ from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read
 from specs.gpu import Gpu
 from specs.layout import is_explicit, layout_vpp
 from specs.model import Model
+from specs.names import Name
 from specs.stack import Framework, Stack
-from specs.text import Name
 from specs.workload import Workload
 
 MAX_TOKENS = 2**40

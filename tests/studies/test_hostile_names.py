@@ -101,6 +101,12 @@ def test_one_line_is_printable_and_no_longer_than_asked(text: str, limit: int) -
 
 
 @given(text=st.text())
+def test_an_error_of_a_short_text_is_the_same_line(text: str) -> None:
+    """What a file holds looks the same in a refusal as everywhere else."""
+    assert str(InputError(text[:200])) == one_line(text[:200], 200)
+
+
+@given(text=st.text())
 def test_the_docstring_of_a_program_is_a_docstring_whatever_it_says(text: str) -> None:
     tree = ast.parse(docstring(text))
     (statement,) = tree.body
