@@ -74,11 +74,12 @@ def plan_command(
 
 
 def _show(output: Output, result: PlanResult) -> None:
-    """Prints two tables a workload, what is weak, and the smallest clusters."""
+    """Prints two tables a workload, its best configs, what is weak, and the smallest clusters."""
     from studies.plan.table import (
         COST_HEADER,
         SPEED_HEADER,
         by_workload,
+        config_lines,
         cost_rows,
         remarks,
         smallest_sentence,
@@ -90,6 +91,7 @@ def _show(output: Output, result: PlanResult) -> None:
         costs = list(cost_rows(rows))
         if costs:
             output.table("", COST_HEADER, costs)
+        output.say(*config_lines(rows))
         output.notes(remarks(rows))
         output.say("")
     output.notes(result.notes)

@@ -10,9 +10,13 @@ from typing import Any
 from specs.errors import InputError
 from specs.files import atomic_text
 from studies.plan.costs import Smallest
+from studies.plan.pair import PairResult
 from studies.plan.run import PlanResult, PlanRow
+from studies.wording import wrapped
 
 SPEED_HEADER = ("cluster", "GPUs", "tokens/s/GPU", "90%", "P(fits)", "scaling", "trust")
+MOST_PLACES = 6
+"""Clusters that a remark names; of more it says how many."""
 COST_HEADER = ("cluster", "GPUs", "days", "90%", "GPU-days", "USD", "MWh", "in time")
 
 
@@ -26,19 +30,33 @@ def by_workload(rows: Iterable[PlanRow]) -> dict[str, list[PlanRow]]:
 
 def remarks(rows: Iterable[PlanRow]) -> Iterator[str]:
     """Why pairs cannot run, weak points and what was assumed: each once, with where it holds."""
-    places: dict[str, dict[str, list[int]]] = {}
-    for row in rows:
-        for sentence in (row.pair.why,) if row.pair.why else row.pair.notes:
-            at = places.setdefault(sentence, {}).setdefault(row.pair.cluster, [])
-            at.append(row.pair.num_gpus)
-    for sentence, clusters in places.items():
-        where = [f"{name} ({', '.join(map(_thousands, n))})" for name, n in clusters.items()]
-        more = f" and {len(where) - 6} more" if len(where) > 6 else ""
-        yield f"{', '.join(where[:6])}{more}: {sentence}"
+    said = (
+        (row.pair, sentence)
+        for row in rows
+        for sentence in ((row.pair.why,) if row.pair.why else row.pair.notes)
+    )
+    for sentence, where in _places(said).items():
+        named = ", ".join(where[:MOST_PLACES])
+        more = len(where) - MOST_PLACES
+        yield f"{named}{f' and {more} more' if more > 0 else ''}: {sentence}"
 
 
-def _thousands(gpus: int) -> str:
-    return f"{gpus:,}"
+def config_lines(rows: Iterable[PlanRow]) -> Iterator[str]:
+    """The best configs, each once behind where it is best, in lines of 80 columns."""
+    found = ((row.pair, row.pair.best.words) for row in rows if row.pair.best)
+    for config, where in _places(found).items():
+        yield wrapped(f"  {', '.join(where)}: {config}", 4)
+
+
+def _places(said: Iterable[tuple[PairResult, str]]) -> dict[str, list[str]]:
+    """Each text once, in order, with the pairs that it is said of, as ``MI300X (16, 32)``."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for pair, text in said:
+        places.setdefault(text, {}).setdefault(pair.cluster, []).append(f"{pair.num_gpus:,}")
+    return {
+        text: [f"{cluster} ({', '.join(gpus)})" for cluster, gpus in clusters.items()]
+        for text, clusters in places.items()
+    }
 
 
 def speed_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:

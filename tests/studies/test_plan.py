@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from studies.api import plan as plan_of
 from studies.job import Job
 from studies.plan.files import shipped_plans
 from studies.plan.pair import Best, Pair, PairResult, fewest_gpus_a_replica
-from studies.plan.table import brief
+from studies.plan.table import brief, config_lines
 from tests.studies.conftest import Ran
 
 Foretune = Callable[..., Ran]
@@ -219,6 +220,24 @@ def test_the_command_writes_csv_json_and_page(foretune: Foretune, tmp_path: Path
     tables = [line for line in ran.out.splitlines() if "H100 " in line and ":" not in line]
     assert tables
     assert all(len(line.rstrip()) <= 80 for line in tables)
+    said = " ".join(ran.out.split())
+    assert all(f": {pair['best']['words']}" in said for pair in pairs)
+
+
+def test_a_config_is_told_once_behind_every_pair_that_it_is_best_of(tmp_path: Path) -> None:
+    rows = _run(tmp_path).rows
+    lines = list(config_lines(rows))
+    assert all(len(line) <= 80 for told in lines for line in told.splitlines())
+    told = {}
+    for line in lines:
+        place, words = " ".join(line.split()).split(": ", 1)
+        told[words] = place
+    assert list(told) == list(dict.fromkeys(row.pair.best.words for row in rows))
+    assert len(told) == len(lines)
+    for row in rows:
+        sizes = re.search(rf"{row.pair.cluster} \((.*?)\)", told[row.pair.best.words])
+        assert sizes is not None
+        assert str(row.pair.num_gpus) in sizes[1].split(", ")
 
 
 def _start(plan: Path, out: Path) -> subprocess.Popen[str]:
