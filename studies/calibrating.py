@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from specs.config import ConfigTable
 from specs.errors import InputError
 from specs.files import input_file
-from specs.runs import RunTable
+from specs.runs import Refusal, RunTable
 from studies.job import Job
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory_calibration import MemoryFacts
+from surrogate.run_cases import cases_of
 
 Floats = NDArray[np.float64]
 
@@ -142,19 +143,21 @@ def calibrate(
     """
     data_hash = _hash(source)
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
-    if not len(used) and not len(shipped().with_peaks(table).peaks()):
+    failed, left_out = _out_of_memory(table)
+    if not len(used) and not len(shipped().with_peaks(table).peaks()) and failed.is_empty:
         raise InputError(
-            f"{source} has no run to calibrate with: tokens_per_s_per_gpu, step_time_s or a peak "
-            "of memory, and the config, must be stated."
+            f"{source} has no run to calibrate with: tokens_per_s_per_gpu, step_time_s, a peak of "
+            "memory or an end out of memory (a run_id that ends in -oom), and the config, must be "
+            "stated."
         )
     calibration = shipped().calibrated(used).calibration
     impossible = np.abs(calibration.errors) > LARGEST_LOG_ERROR
-    skipped = [refusal._asdict() for refusal in table.refused]
+    skipped = [refusal._asdict() for refusal in (*table.refused, *left_out)]
     skipped += [_impossible(used, calibration, int(row)) for row in np.flatnonzero(impossible)]
     # Where the throughput is not that of the config, the peak is not to be believed either.
     believed = table.take(~np.isin(table.run_id, used.run_id[impossible]))
-    peaks = shipped().with_peaks(believed).calibration
-    if impossible.all() and not len(peaks.peaks):
+    peaks = with_out_of_memory(shipped().with_peaks(believed), failed).calibration
+    if impossible.all() and peaks.peaks.is_empty:
         raise InputError(f"{source} has no run to calibrate with: {skipped[-1]['reason']}.")
     if impossible.any():
         used = used.take(np.flatnonzero(~impossible))
@@ -172,6 +175,47 @@ def calibrate(
         **_before_after(report),
     }
     return replace(calibration, about=about), {**report, "skipped": skipped}
+
+
+def with_out_of_memory(learned: Learned, failed: MemoryFacts) -> Learned:
+    """The same after these runs out of memory."""
+    if failed.is_empty:
+        return learned
+    known = learned.calibration
+    calibration = replace(known, peaks=known.peaks.merged(failed), projections=learned.projections)
+    return replace(learned, calibration=calibration)
+
+
+def _out_of_memory(table: RunTable) -> tuple[MemoryFacts, list[Refusal]]:
+    """The runs of a table that ran out of memory, and those that say nothing, each with why."""
+
+    def run(row: int) -> tuple[Hashable, ...]:
+        workload, cluster = table.workloads[row], table.clusters[row]
+        return (
+            table.model[row], table.gpu[row], table.framework[row], cluster.num_gpus,
+            cluster.gpu.hbm_gib.value, workload.seq_len, workload.global_batch_size, workload.kind,
+            table.config.config(row),
+        )  # fmt: skip
+
+    failed = np.flatnonzero(table.out_of_memory).tolist()
+    if not failed:
+        return MemoryFacts.nothing(), []
+    ended = np.isfinite(table.tokens_per_s_per_gpu) | np.isfinite(table.peak_memory_gib)
+    finished = {run(row) for row in np.flatnonzero(ended & ~table.out_of_memory).tolist()}
+    kept, left_out = [], []
+    for row in failed:
+        if table.recompute_unknown[row]:
+            why = "ran out of memory and does not state recompute, on which its memory depends"
+        elif run(row) in finished:
+            why = "ran out of memory, and another run of the same config did not"
+        else:
+            kept.append(row)
+            continue
+        left_out.append(Refusal(str(table.run_id[row]), why, int(table.row[row])))
+    if not kept:
+        return MemoryFacts.nothing(), left_out
+    known = table.take(kept)
+    return MemoryFacts.of_out_of_memory(cases_of(known), known.run_id.tolist()), left_out
 
 
 def _impossible_peaks(table: RunTable, learned: MemoryFacts) -> list[dict[str, Any]]:
@@ -262,20 +306,20 @@ def report_of(calibration: Calibration) -> dict[str, Any]:
 
 
 def _memory_report(peaks: MemoryFacts) -> dict[str, Any]:
-    """Errors of peak memory before and after (each peak judged by the others of its stack), and
-    the constants that moved."""
-    if not len(peaks):
-        return {"peaks": 0, "before": None, "after": None, "moved": []}
+    """Errors of peak memory before and after (each peak judged by the others of its stack), runs
+    out of memory, and the constants that moved."""
+    stacks = (*peaks.frameworks, *(run.framework for run in peaks.out_of_memory))
     moved = [
         {"framework": framework, "constants": group, "factor": factor}
-        for framework in dict.fromkeys(peaks.frameworks)
+        for framework in dict.fromkeys(stacks)
         for group, factor in peaks.factors(framework).items()
         if abs(factor - 1.0) >= NOTEWORTHY
     ]
     return {
         "peaks": len(peaks),
-        "before": _errors(peaks.errors),
-        "after": _errors(peaks.leave_one_out()),
+        "out_of_memory": len(peaks.out_of_memory),
+        "before": _errors(peaks.errors) if len(peaks) else None,
+        "after": _errors(peaks.leave_one_out()) if len(peaks) else None,
         "moved": moved,
     }
 

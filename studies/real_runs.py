@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.runs import RunTable
 from specs.text import one_line
+from studies.calibrating import with_out_of_memory
 from studies.job import Job
 from studies.ledger import changed_inputs, input_hash
 from studies.oracles import UNKNOWN_OVER_GIB
@@ -356,15 +357,7 @@ class RealRuns:
             return learned
         cases = self.job.cases(ConfigTable.from_configs([run.config for run in out]))
         facts = MemoryFacts.of_out_of_memory(cases, [run_id(self.job, run) for run in out])
-        calibration = learned.calibration
-        return replace(
-            learned,
-            calibration=replace(
-                calibration,
-                peaks=calibration.peaks.merged(facts),
-                projections=learned.projections,
-            ),
-        )
+        return with_out_of_memory(learned, facts)
 
 
 def measured_inputs(job: Job) -> dict[str, Any]:

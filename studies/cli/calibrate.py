@@ -132,6 +132,11 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
         peaks = counted(memory["peaks"], "peak")
         output.say(_before_after(f"{peaks} of memory: before, projections are", memory))
         output.say(*_worse("memory", memory))
+    if memory["out_of_memory"]:
+        output.say(
+            f"{counted(memory['out_of_memory'], 'run')} out of memory: each peak lies above "
+            "capacity, and its very config is known not to fit"
+        )
     if memory["moved"]:
         output.table(
             "constants of memory that moved",

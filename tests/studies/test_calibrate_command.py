@@ -68,6 +68,49 @@ def test_peaks_alone_calibrate_memory(tmp_path: Path, capsys: pytest.CaptureFixt
     assert errors[1] < errors[0]
 
 
+def test_runs_out_of_memory_are_kept_as_tell_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fits, fails = ("--set=tp=2", "--set=mbs=1"), ("--set=tp=1", "--set=mbs=2")
+
+    def projected(*options: str) -> dict[str, Any]:
+        assert call(["project", str(EXAMPLE), *options, "--json"]) == 0
+        memory: dict[str, Any] = json.loads(capsys.readouterr().out)["memory"]
+        return memory
+
+    out = tmp_path / "c.json"
+    runs = table(
+        tmp_path / "r.csv",
+        ("a", 2, 1, "7400", ""), ("a-oom", 2, 1, "", ""), ("b-oom", 1, 2, "", ""),
+    )  # fmt: skip
+    unstated = runs.read_text().splitlines()[-1].replace("b-oom", "c-oom").replace("none", "")
+    runs.write_text(runs.read_text() + unstated + "\n")
+    told = calibrate(capsys, "--runs", runs, "--out", out)
+    assert told["memory"]["out_of_memory"] == 1
+    assert [run["run_id"] for run in json.loads(out.read_text())["out_of_memory"]] == ["b-oom"]
+    why = {run["run_id"]: run["reason"] for run in told["skipped"]}
+    assert why.keys() == {"a-oom", "c-oom"}
+    assert "did not" in why["a-oom"]
+    assert "recompute" in why["c-oom"]
+    assert projected(*fails)["fit_probability"] > 0.5
+    assert projected(*fails, "--calibration", str(out))["fit_probability"] == 0.0
+    before, after = projected(*fits), projected(*fits, "--calibration", str(out))
+    assert after["peak_gib"] > before["peak_gib"]
+    assert after["fit_probability"] > 0.0
+
+
+def test_a_run_out_of_memory_alone_is_something_to_learn_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = table(tmp_path / "r.csv", ("b-oom", 1, 2, "", "")), tmp_path / "c.json"
+    assert call(["calibrate", "--runs", str(runs), "--out", str(out)]) == 0
+    assert "1 run out of memory: " in capsys.readouterr().out
+    kept = json.loads(out.read_text())
+    assert (kept["runs"], kept["peaks"], len(kept["out_of_memory"])) == ([], [], 1)
+    merged = calibrate(capsys, "--merge", out, "--out", tmp_path / "again.json")
+    assert merged["memory"]["out_of_memory"] == 1
+
+
 @pytest.mark.parametrize("options", [[], ["--merge", "other.json"]])
 def test_nothing_to_learn_from_is_bad_input(
     options: list[str],
