@@ -266,7 +266,7 @@ def calibrate(
     """
     from studies import calibrating
     from studies.accuracy import read_table
-    from surrogate.calibration import write_calibration
+    from surrogate.calibration_file import write_calibration
 
     table = read_table(Path(runs), Path(models) if models else None)
     calibration, report = calibrating.calibrate(table, Path(runs), date.today().isoformat())

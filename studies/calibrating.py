@@ -17,7 +17,8 @@ from specs.errors import InputError
 from specs.files import input_file
 from specs.runs import Refusal, RunTable
 from studies.job import Job
-from surrogate.calibration import LARGEST_LOG_ERROR, Calibration, read_calibration
+from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
+from surrogate.calibration_file import read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory_calibration import MemoryFacts
 from surrogate.run_cases import cases_of

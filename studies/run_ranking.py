@@ -15,7 +15,7 @@ from specs.config import TrainingConfig
 from studies.files import to_json, write_atomically
 from studies.real_runs import CRASHED, FINISHED, OUT_OF_MEMORY, AskedRun, RealRuns
 from studies.run_beliefs import RunBeliefs, run_beliefs
-from surrogate.calibration import write_calibration
+from surrogate.calibration_file import write_calibration
 
 if TYPE_CHECKING:
     from studies.cli.common import Output

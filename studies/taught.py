@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specs.errors import InputError
 from studies.job import Job
-from surrogate.calibration import calibration_of
+from surrogate.calibration_file import calibration_json, calibration_of
 from surrogate.learned import Learned, shipped
 from surrogate.time_constants import TimeConstants
 
@@ -41,7 +41,7 @@ def taught_json(job: Job) -> dict[str, Any]:
     return _Taught(
         log_constants={n: v for n, v in learned.constants.log_values.items() if before.get(n) != v},
         posterior_sd={n: v for n, v in learned.posterior_sd.items() if sd.get(n) != v},
-        calibration=learned.calibration.as_json() if learned_more else None,
+        calibration=calibration_json(learned.calibration) if learned_more else None,
     ).model_dump()
 
 

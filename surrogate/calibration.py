@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
-from specs.files import input_file
 from surrogate.calibration_prior import (
     KEY,
     LABELS,
@@ -39,9 +36,8 @@ from surrogate.calibration_prior import (
     squared_distance,
 )
 from surrogate.cases import Cases, Column
-from surrogate.constants import write_json
 from surrogate.features import CONFIG_AXES, FEATURES, features
-from surrogate.memory_calibration import FailedRun, MemoryFacts, Peak
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.pipeline.stages import distinct_rows
 from surrogate.robust import student_noise
 from surrogate.time_constants import TimeConstants
@@ -49,7 +45,6 @@ from surrogate.time_rates import BELIEFS
 
 Floats = NDArray[np.float64]
 
-SCHEMA_VERSION: Literal[2] = 2
 LARGEST_LOG_ERROR = 3.0
 """A run this far from its projection (a factor of 20) was measured in another unit, or is of
 another job (assumed: the physics is never that wrong where it is worth correcting)."""
@@ -356,31 +351,6 @@ class Calibration:
                 )
         return sorted(found, key=lambda moved: -moved.largest_effect)
 
-    def as_json(self) -> dict[str, Any]:
-        """The calibration as data."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **self.about,
-            "projections": self.projections,
-            "bias": self.bias,
-            "bias_sd": self.bias_sd,
-            "features": list(FEATURES),
-            "constants": list(BELIEFS),
-            "runs": [
-                {
-                    "run_id": self.run_ids[i],
-                    "log_error": round(float(self.errors[i]), 5),
-                    "scatter": round(float(self.scatter[i]), 5),
-                    "labels": {name: str(self.labels[name][i]) for name in LABELS},
-                    "point": np.round(self.points[i], 4).tolist(),
-                    "slopes": np.round(self.slopes[i], 5).tolist(),
-                }
-                for i in range(len(self))
-            ],
-            "peaks": self.peaks.as_json(),
-            "out_of_memory": self.peaks.out_of_memory_json(),
-        }
-
 
 class MovedConstant(NamedTuple):
     """A constant that is other on a GPU and framework.
@@ -429,88 +399,3 @@ class Rehearsal:
             same_key=self.key[rows][:, None] == key[None, :],
             measured=np.zeros(len(rows), dtype=bool),
         )
-
-
-_LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
-_Coordinate = Annotated[float, Field(gt=-1e6, lt=1e6)]
-
-
-class _Run(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    run_id: str
-    log_error: _LogError
-    scatter: Annotated[float, Field(gt=0, le=LARGEST_LOG_ERROR)]
-    labels: dict[str, str]
-    point: list[_Coordinate]
-    slopes: list[_Coordinate]
-
-
-class _File(BaseModel):
-    """Schema of a calibration file; other keys say what it was fitted on."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    schema_version: Literal[2]
-    projections: str
-    bias: _LogError
-    bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
-    features: list[str]
-    constants: list[str]
-    runs: list[_Run]
-    peaks: list[Peak]
-    out_of_memory: list[FailedRun] = []
-
-
-def read_calibration(path: Path) -> Calibration:
-    """A calibration from its file.
-
-    Raises:
-        InputError: the file is missing, is no calibration, or was made with other coordinates or
-            constants than this version has.
-    """
-    try:
-        content = input_file(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the calibration {path}: {error.strerror}.") from None
-    return calibration_of(content, str(path))
-
-
-def calibration_of(content: bytes, name: str) -> Calibration:
-    """A calibration from its JSON; ``name`` is what sentences call it.
-
-    Raises:
-        InputError: it is no calibration, or was made with other coordinates or constants than this
-            version has.
-    """
-    try:
-        file = _File.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise InputError(f"{name} is no calibration file: {where}: {first['msg']}.") from None
-    if file.features != list(FEATURES) or file.constants != list(BELIEFS):
-        raise InputError(f"{name} is of another version of the physics; calibrate again.")
-    runs = file.runs
-    sizes = (len(FEATURES), len(BELIEFS))
-    if any((len(run.point), len(run.slopes)) != sizes or set(run.labels) != set(LABELS)
-           for run in runs):  # fmt: skip
-        raise InputError(f"{name} has a run with missing values; calibrate again.")
-    return Calibration(
-        points=np.array([run.point for run in runs]).reshape(-1, sizes[0]),
-        labels={n: np.array([run.labels[n] for run in runs], dtype=object) for n in LABELS},
-        slopes=np.array([run.slopes for run in runs]).reshape(-1, sizes[1]),
-        errors=np.array([run.log_error for run in runs], dtype=np.float64),
-        scatter=np.array([run.scatter for run in runs], dtype=np.float64),
-        run_ids=tuple(run.run_id for run in runs),
-        bias=file.bias,
-        bias_sd=file.bias_sd,
-        projections=file.projections,
-        peaks=MemoryFacts.from_json(file.peaks, file.out_of_memory),
-        about=dict(file.model_extra or {}),
-    )
-
-
-def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Writes a calibration atomically."""
-    write_json(path, calibration.as_json())

@@ -174,7 +174,7 @@ def _ingested(path: Path) -> None:
 
 
 def _calibration(path: Path) -> None:
-    from surrogate.calibration import read_calibration
+    from surrogate.calibration_file import read_calibration
 
     found = read_calibration(path)
     assert all(math.isfinite(error) for error in found.errors.tolist())

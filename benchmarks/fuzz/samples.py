@@ -203,10 +203,11 @@ def traces() -> list[bytes]:
 def calibration() -> list[bytes]:
     """A calibration from one run."""
     from specs.runs import table_of
+    from surrogate.calibration_file import calibration_json
     from surrogate.learned import shipped
 
     table = table_of([dict(RUN)], catalog.model, catalog.gpu)
-    return [json.dumps(shipped().calibrated(table).calibration.as_json()).encode()]
+    return [json.dumps(calibration_json(shipped().calibrated(table).calibration)).encode()]
 
 
 def learned() -> list[bytes]:

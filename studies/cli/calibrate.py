@@ -44,7 +44,7 @@ def calibrate_command(
     from specs.errors import InputError
     from studies.accuracy import read_table
     from studies.calibrating import calibrate, merge
-    from surrogate.calibration import write_calibration
+    from surrogate.calibration_file import write_calibration
 
     output, today = Output(as_json), date.today().isoformat()
     if runs is not None:

@@ -151,10 +151,15 @@ def test_an_edited_calibration_is_refused_or_said_to_be_unused(
     code, words = told(content | {"projections": "edited", "runs": []})  # peaks alone
     assert code == 2
     assert "another release" in words
-    labels = content["runs"][0]["labels"] | {"gpu": "MI300"}
-    code, words = told(content | {"runs": [content["runs"][0] | {"labels": labels}]})
-    assert code == 0
-    assert "the calibration has no run of MI300X | " in words
+    for changed in ({"gpu": "MI300"}, {"release": "25.9"}):
+        labels = content["runs"][0]["labels"] | changed
+        code, words = told(content | {"runs": [content["runs"][0] | {"labels": labels}]})
+        assert code == 2
+        assert f"run 'a' of {out} was edited" in words
+    out.write_text(json.dumps(content))
+    assert call([*job, "--cluster", "2x8xH100"]) == 0
+    written = capsys.readouterr()
+    assert "the calibration has no run of H100-SXM | " in written.out + written.err
 
 
 def test_a_typing_error_is_named_before_the_file_is_written(

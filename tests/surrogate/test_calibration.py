@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specs.errors import InputError
 from specs.runs import RunTable
-from surrogate.calibration import Calibration, read_calibration, write_calibration
+from surrogate.calibration import Calibration
+from surrogate.calibration_file import read_calibration, write_calibration
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.projection import Projections, project
 from surrogate.run_cases import cases_of
 from surrogate.uncertainty import TRUST
@@ -101,8 +105,40 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     again = replace(shipped(), calibration=read_calibration(path))
     assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
     content = json.loads(path.read_text())
-    assert content["schema_version"] == 2
+    assert content["schema_version"] == 3
     assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("runs", lambda run: run["labels"].update(release="25.09")),
+        ("runs", lambda run: run.update(log_error=run["log_error"] + 0.1)),
+        ("runs", lambda run: run["point"].reverse()),
+        ("peaks", lambda peak: peak.update(framework="TorchTitan")),
+        ("out_of_memory", lambda run: run["config"].update(tp=4)),
+    ],
+)
+def test_an_edited_run_is_refused_and_may_be_taken_out(
+    part: str, change: Callable[[Any], None], tmp_path: Path
+) -> None:
+    table = replace(runs(0.8, {}), peak_memory_gib=np.array([90.0]))
+    learned = shipped().calibrated(table).with_peaks(table)
+    failed = MemoryFacts.of_out_of_memory(cases_of(runs(1.0, {"tp": "2"})), ["failed"])
+    calibration = replace(learned.calibration, peaks=learned.peaks().merged(failed))
+    path = tmp_path / "c.json"
+    write_calibration(path, calibration)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(content.items()))))
+    assert len(read_calibration(path)) == 1
+    (run,) = content[part]
+    change(run)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"run '{run['run_id']}' of .* was edited"):
+        read_calibration(path)
+    path.write_text(json.dumps(content | {part: []}))
+    again = read_calibration(path)
+    assert len(again) + len(again.peaks) + len(again.peaks.out_of_memory) == 2
 
 
 def test_measuring_a_run_again_replaces_it() -> None:

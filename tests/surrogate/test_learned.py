@@ -15,10 +15,8 @@ from specs.errors import InputError
 from specs.models_json import models_json
 from specs.runs import read_runs
 from specs.workload import Workload
-from surrogate.calibration import (
-    PROJECTION_BIAS,
-    read_calibration,
-)
+from surrogate.calibration import PROJECTION_BIAS
+from surrogate.calibration_file import read_calibration
 from surrogate.cases import Cases
 from surrogate.features import classes, features
 from surrogate.learned import SHIPPED, Learned, read_learned, shipped

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specs.runs import RunTable
-from surrogate.calibration import read_calibration, write_calibration
+from surrogate.calibration_file import read_calibration, write_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import counter_reading, memory
 from surrogate.memory_calibration import GROUPS, MemoryFacts, moved_constants

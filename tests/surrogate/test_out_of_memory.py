@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specs.errors import InputError
-from surrogate.calibration import Calibration, read_calibration, write_calibration
+from surrogate.calibration import Calibration
+from surrogate.calibration_file import read_calibration, write_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
 from surrogate.memory_calibration import MemoryFacts
