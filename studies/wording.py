@@ -41,12 +41,16 @@ def difference(best: TrainingConfig, config: TrainingConfig) -> str:
 
 
 def peaks_in_words(gpu: Gpu, configs: Iterable[TrainingConfig]) -> str:
-    """What MFU is a share of: the dense peak of the GPU in the format of each config's GEMMs."""
+    """What MFU is a share of: the dense peak of the GPU in the format of each config's GEMMs, and
+    where each is from."""
     formats = dict.fromkeys(config.precision.gemm_format for config in configs)
-    peaks = ", ".join(
-        f"{name} {gpu.peak_flops[name].value / 1e12:,.0f} TFLOP/s" for name in formats
+    peaks = "; ".join(
+        f"{name} {peak.value / 1e12:,.0f} TFLOP/s ({peak.kind}: {peak.source})"
+        for name, peak in ((name, gpu.peak_flops[name]) for name in formats)
     )
-    return f"MFU: of the dense peak of the {gpu.name} in the format of the GEMMs ({peaks})"
+    return wrapped(
+        f"MFU: of the dense peak of the {gpu.name} in the format of the GEMMs, {peaks}", 2
+    )
 
 
 def mesh_in_words(mesh: Mapping[str, int]) -> str:

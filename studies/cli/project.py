@@ -88,11 +88,12 @@ def project_command(
     content = projection(job, job.baseline)
     copies = quantised_copies(job, content)
     if as_json:
+        content["throughput"]["mfu_peak"] = mfu_peak(job)
         notes = [*job.notes, *copies]
         output.result({"config": job.baseline.as_labels(), **content, **about(job), "notes": notes})
     else:
         show_job(output, job)
-        show_projection(output, content)
+        show_projection(output, job, content)
         output.notes(copies)
 
 
@@ -176,9 +177,22 @@ def show_job(output: Output, job: Job, config: str = "config") -> None:
     )
 
 
-def show_projection(output: Output, content: dict[str, Any]) -> None:
-    """Prints throughput, where the time goes and memory by stage."""
+def mfu_peak(job: Job) -> dict[str, Any]:
+    """What MFU is a share of, as JSON: the dense peak in the format of the config's GEMMs."""
+    name = job.baseline.precision.gemm_format
+    peak = job.cluster.gpu.peak_flops[name]
+    return {
+        "tflops": peak.value / 1e12,
+        "format": name,
+        "kind": peak.kind,
+        "source": peak.source,
+    }
+
+
+def show_projection(output: Output, job: Job, content: dict[str, Any]) -> None:
+    """Prints throughput, what MFU refers to, where the time goes and memory by stage."""
     from studies.explanation import bottleneck, step_shares
+    from studies.wording import peaks_in_words
 
     speed, memory = content["throughput"], content["memory"]
     low, high = speed["interval90"]
@@ -187,6 +201,7 @@ def show_projection(output: Output, content: dict[str, Any]) -> None:
         f"{speed['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU (90%: {low:,.0f} to {high:,.0f}, "
         f"{speed['trust']}), {duration(speed['step_time_s'])} a step, "
         f"{speed['tflops_per_gpu']:,.0f} TFLOP/s/GPU, MFU {speed['mfu']:.1%}",
+        peaks_in_words(job.cluster.gpu, [job.baseline]),
         f"{memory['peak_gib']:.1f} of {memory['capacity_gib']:.0f} GiB, "
         f"{'fits' if memory['fits'] else 'does not fit'} (P(fits) {memory['fit_probability']:.0%})",
         bottleneck(content),

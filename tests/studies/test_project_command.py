@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specs import catalog
 from studies.cli.main import call
 
 HUGGING_FACE = {
@@ -56,6 +57,24 @@ def test_weights_that_grow_in_eight_bit_are_explained(
     assert call([*command, "--json"]) == 0
     notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
     assert ("keeps quantised copies" in notes) is noted
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_mfu_is_printed_with_its_peak_and_where_that_is_from(
+    precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["project", "mixtral_8x22b_mi355x", "--set", f"precision={precision}"]
+    assert call([*command, "--json"]) == 0
+    speed = json.loads(capsys.readouterr().out)["throughput"]
+    peak = catalog.gpu("MI355X").peak_flops[precision]
+    assert speed["mfu_peak"] == {
+        "tflops": peak.value / 1e12, "format": precision, "kind": peak.kind, "source": peak.source,
+    }  # fmt: skip
+    assert speed["tflops_per_gpu"] / speed["mfu"] == pytest.approx(speed["mfu_peak"]["tflops"])
+    assert call(command) == 0
+    told = capsys.readouterr().out
+    line = f"{precision} {peak.value / 1e12:,.0f} TFLOP/s ({peak.kind}: {peak.source})"
+    assert line in " ".join(told.split())
 
 
 @pytest.mark.parametrize("more", [[], ["--set", "gbs=8", "--set", "seq_len=128"]])

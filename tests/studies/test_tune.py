@@ -121,7 +121,7 @@ def test_words_name_baseline_best_changes_memory_and_bottleneck(
     for words in (
         "baseline: tp=2",
         "best: trust ",
-        "MFU: of the dense peak of the MI300X in the format of the GEMMs (bf16 ",
+        "MFU: of the dense peak of the MI300X in the format of the GEMMs, bf16",
         "further proposals were illegal",
         "best over the baseline: ",
         "alone",
