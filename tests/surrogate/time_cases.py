@@ -10,6 +10,7 @@ import numpy as np
 from specs import catalog
 from specs.cluster import Cluster
 from specs.config import ConfigTable, TrainingConfig
+from specs.model import Model
 from specs.stack import Stack
 from specs.workload import Workload
 from surrogate.cases import Cases
@@ -21,7 +22,7 @@ SHIPPED = TimeConstants.shipped()
 
 def study(
     *configs: TrainingConfig,
-    model: str = "mixtral-8x22b",
+    model: str | Model = "mixtral-8x22b",
     gpu: str = "MI355X",
     num_gpus: int = 64,
     seq_len: int = 8192,
@@ -37,7 +38,8 @@ def study(
         num_nodes=num_gpus // part.gpus_per_node,
         gpus_per_node=part.gpus_per_node,
     )
-    work = Workload(model=catalog.model(model), seq_len=seq_len, global_batch_size=gbs, **workload)
+    architecture = catalog.model(model) if isinstance(model, str) else model
+    work = Workload(model=architecture, seq_len=seq_len, global_batch_size=gbs, **workload)
     return Cases.of_study(ConfigTable.from_configs(configs), work, cluster, stack or Stack())
 
 
