@@ -67,6 +67,9 @@ class Model(BaseModel):
     )
     norm_epsilon: float | None = Field(None, gt=0, lt=1, description="null: not stated")
     embedding_norm: bool = Field(False, description="norm behind the embedding (BLOOM)")
+    parallel_block: bool = Field(
+        False, description="attention and MLP read one input and are summed once (PaLM, GPT-J)"
+    )
     dropout: bool = False
     sliding_window: int = Field(0, ge=0, description="0: full attention")
     window_layers: int = Field(0, ge=0)
@@ -248,6 +251,7 @@ class ModelColumns:
     layer_norm_bias: Column
     qk_norm: Column
     norms_per_layer: Column
+    parallel_block: Column
     learned_positions: Column
     dropout: Column
     sliding_window: Column

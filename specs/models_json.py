@@ -38,7 +38,7 @@ _DETAILS = (
     *("linear_bias", "qkv_bias", "attention_output_bias", "qk_norm", "attention_sinks"),
     *("layer_norm_bias", "norms_per_layer", "learned_positions", "embedding_norm", "dropout"),
     *("sliding_window", "window_layers", "shared_expert_gate", "moe_layers", "router_bias"),
-    "expert_bias",
+    *("expert_bias", "parallel_block"),
 )
 _MLA_NAMES = {"qk_head_dim": "qk_nope_head_dim", "qk_pos_emb_head_dim": "qk_rope_head_dim"}
 _ALWAYS = ("tied_embeddings", "gated_mlp")

@@ -35,6 +35,7 @@ from specs.provenance import Quantity
 from specs.run_stated import unstated_facts
 from specs.run_words import (
     FULL_RECOMPUTE_BY_DEFAULT,
+    PARALLEL_BLOCKS,
     SEQUENCE_PARALLEL_BY_DEFAULT,
     WITHOUT_MTP,
     Words,
@@ -121,6 +122,8 @@ def read_row(
     if not row.get("framework"):
         defaults["framework"] += 1
     sizes = _sizes(row, defaults)
+    if _is_dispatched(row):
+        sizes["ep"] = _dispatching_ranks(model, gpu, sizes)
     cluster = _cluster(row, gpu, sizes["num_gpus"], words, defaults)
     kind = TrainingKind.parse(row["kind"]) if row.get("kind") else words.kind
     workload = Workload(
@@ -165,6 +168,8 @@ def read_row(
         unstated=", ".join(unstated_facts(row, config, sizes["dp"])),
     )
 
+
+_BETWEEN_RANKS = (MoeDispatcher.DEEPEP.label, MoeDispatcher.HYBRIDEP.label)
 
 _LAYERS_AT_THE_ENDS = 2
 """Embedding and loss may count as layers of a pipeline of their own (Megatron-LM)."""
@@ -216,6 +221,8 @@ def _variant(model: Model, stack: Stack, words: Words) -> Model:
         changes["dropout"] = True
     if model.mtp_layers and (words.without_mtp or stack.framework in WITHOUT_MTP):
         changes["mtp_layers"] = 0
+    if any(name in stack.framework_name.lower() for name in PARALLEL_BLOCKS):
+        changes |= {"parallel_block": True, "norms_per_layer": 1}
     if not changes:
         return model
     suffix = " ".join(f"{name}={value}" for name, value in changes.items())
@@ -269,6 +276,17 @@ def _sizes(row: dict[str, str], defaults: Counter[str]) -> dict[str, int]:
                 f"num_gpus {sizes['num_gpus']} is not a multiple of etp*ep*pp {group}."
             )
     return sizes
+
+
+def _is_dispatched(row: dict[str, str]) -> bool:
+    """Whether a row that leaves EP open names a dispatcher that works between expert ranks only."""
+    return not row.get("ep") and row.get("moe_dispatcher", "") in _BETWEEN_RANKS
+
+
+def _dispatching_ranks(model: Model, gpu: Gpu, sizes: dict[str, int]) -> int:
+    """EP of a row that says how tokens are dispatched, not among how many: the GPUs of a node."""
+    ranks = gcd(gpu.gpus_per_node, sizes["num_gpus"] // (sizes["etp"] * sizes["pp"]))
+    return gcd(ranks, model.num_experts) if model.is_moe else 1
 
 
 def _fill_world(stated: dict[str, int], cp: int) -> None:
@@ -333,7 +351,7 @@ def _config(
     schedule, vpp = _schedule(row, sizes["pp"], sizes["vpp"], words, defaults)
     recompute, unknown = _recompute(row, family, defaults)
     layers = _whole(row, "recompute_layers", 0, smallest=0)
-    overlap = _overlap(row, default_overlap(family, sharding, sizes["tp"], sequence_parallel),
+    overlap = _overlap(row, default_overlap(stack, sharding, sizes["tp"], sequence_parallel),
                        words, defaults)  # fmt: skip
     modules = row.get("recompute_modules") or words.recompute_modules
     layout = row.get("layout") or words.layout

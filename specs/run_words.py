@@ -36,6 +36,11 @@ Assumed: dropless DeepSeek-V3 runs lose a quarter on real against forced balance
 FUSED_LOSS_BY_DEFAULT = ("llm-foundry",)
 """Frameworks whose default loss is a fused cross-entropy (llm-foundry: ``fused_crossentropy``)."""
 
+PARALLEL_BLOCKS = ("megascale",)
+"""Frameworks that run attention and MLP in parallel (MegaScale, arXiv 2402.15627, 3.1)."""
+OVERLAPS_TENSOR_PARALLELISM = ("megascale",)
+"""Frameworks that hide TP collectives in chunks of their GEMMs by default (the same, 3.2)."""
+
 COMPILED_BY_XLA = (Framework.MAXTEXT,)
 """Always compiled: its constants hold for that."""
 LOSS_NOT_COMPILED = ((0, 202409), (202412, 202503))
@@ -330,16 +335,17 @@ def default_dispatcher(stack: Stack, gpu: Gpu) -> MoeDispatcher:
     return MoeDispatcher.HYBRIDEP if blackwell and release >= since else MoeDispatcher.ALLTOALL
 
 
-def default_overlap(
-    family: Framework, sharding: Sharding, tp: int, sequence_parallel: bool
-) -> Overlap:
+def default_overlap(stack: Stack, sharding: Sharding, tp: int, sequence_parallel: bool) -> Overlap:
     """What the recipes of a family overlap where the run does not say.
 
     NeMo and Bridge performance recipes overlap gradient reduction, parameter gathering and, with
     sequence parallelism, TP GEMMs; Primus and Megatron-LM recipes with a distributed optimizer
     overlap data parallelism; FSDP prefetches.
     """
+    family, name = stack.framework, stack.framework_name.lower()
     overlap = Overlap.NONE
+    if any(word in name for word in OVERLAPS_TENSOR_PARALLELISM):
+        return Overlap.DP | Overlap.TP
     recipe = family in (Framework.NEMO, Framework.MEGATRON_BRIDGE)
     distributed = sharding is Sharding.ZERO1 and family in (Framework.PRIMUS, Framework.MEGATRON)
     if recipe or distributed or sharding in (Sharding.FSDP, Sharding.HSDP, Sharding.ZERO3):

@@ -67,7 +67,8 @@ def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
     else:
         experts = Block.zero(op.rows())
         moe = experts
-    dense = attention + mlp + exchange
+    # A parallel block sums attention and MLP before their one exchange.
+    dense = attention + mlp + _scaled(exchange, 1.0 - op.model.parallel_block)
     hide_exchange(op, moe)  # before the host: what is hidden shortens no host-bound layer
     _add_host(op, dense, False)
     _add_host(op, moe, True)

@@ -219,6 +219,27 @@ def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
+def test_a_dispatcher_between_ranks_implies_expert_parallelism() -> None:
+    row = {
+        "framework": "NeMo-AutoModel", "model": "gpt-oss-20b", "num_gpus": "8",
+        "tp": "1", "pp": "1", "dp": "", "sharding": "fsdp",
+    }  # fmt: skip
+    table = read(
+        row | {"moe_dispatcher": "deepep"},
+        row | {"moe_dispatcher": "deepep", "ep": "4"},
+        row | {"moe_dispatcher": "alltoall"},
+        row | {"moe_dispatcher": "deepep", "model": "llama3-8b"},
+    )
+    assert table.config.ep.tolist() == [8, 4, 1, 1]
+
+
+def test_megascale_trains_parallel_blocks_and_hides_tensor_parallelism() -> None:
+    run = {"framework": "MegaScale", "gpu": "A100-80GB", "model": "gpt3-175b"}
+    table = read(run, run | {"framework": "Megatron-LM"})
+    assert [w.model.parallel_block for w in table.workloads] == [True, False]
+    assert table.config.overlap.tolist() == [Overlap.DP | Overlap.TP, Overlap.NONE]
+
+
 def test_the_zero_bubble_fork_has_no_flash_attention() -> None:
     forks = read(
         {"framework": "Megatron-LM (sail-sg fork)"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specs import catalog
 from specs.choices import (
     MoeDispatcher,
     Overlap,
@@ -66,6 +67,14 @@ def test_tensor_parallelism_pays_its_communication() -> None:
     times = seconds(study(wide.changed(tp=1, sequence_parallel=False), wide))
     assert part(study(wide), "tp")[0] > 0
     assert times[1] > times[0]
+
+
+def test_a_parallel_block_exchanges_once_a_layer() -> None:
+    wide = BASE.changed(tp=8, etp=1, sequence_parallel=True, pp=1, ep=1)
+    plain = catalog.model("llama3-70b")
+    merged = plain.model_copy(update={"parallel_block": True})
+    two, one = (part(study(wide, model=model), "tp")[0] for model in (plain, merged))
+    assert one == pytest.approx(two / 2)
 
 
 def test_deepep_and_fp8_have_an_effect() -> None:

@@ -79,6 +79,7 @@ _ONLY_CATALOG = (
     "router_bias",
     "expert_bias",
     "embedding_norm",
+    "parallel_block",
 )
 
 
@@ -355,6 +356,11 @@ def write_model(model: Model) -> dict[str, Any]:
         raise InputError(
             f"{model.name} has norms that Megatron arguments cannot express (two a layer and one "
             "at the end); start from a YAML of its own."
+        )
+    if model.parallel_block:
+        raise InputError(
+            f"{model.name} runs attention and MLP in parallel, which Megatron arguments cannot "
+            "express; start from a YAML of its own."
         )
     biased = model.linear_bias or model.attention_output_bias or model.expert_bias
     arguments: dict[str, Any] = {
