@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from specs.figures import percent
+
 WORST = 12
 
 
@@ -138,7 +140,8 @@ def accuracy_page(content: dict[str, Any], date: str) -> str:
     ]
     for fold in content["folds"]["fold"].get("worst_folds", [])[:WORST]:
         name = fold["fold"].replace(" | ", ", ")
-        lines.append(f"| {name} | {fold['n']} | {fold['mape']:.0%} | {fold['bias']:+.0%} |")
+        bias = percent(fold["bias"], signed=True, digits=0)
+        lines.append(f"| {name} | {fold['n']} | {fold['mape']:.0%} | {bias} |")
     lines += [
         "",
         "What they have in common: MoE models, or rows that state little of their software. "

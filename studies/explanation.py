@@ -32,16 +32,19 @@ PART_WORDS = {
     "constant": "constant cost of a step",
 }
 """Parts of the breakdown of a step in words."""
+SMALLEST_SHARE = 0.0005
+"""Parts of a step below this are not told: they would read 0.0%."""
 USEFUL = ("gemm", "expert_gemm", "attention", "output")
 """Parts that are the model's own arithmetic; all others are overhead that a config could avoid."""
 
 
 def step_shares(projected: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """(part in words, seconds, fraction of the step) of a projection, largest first."""
+    """(part in words, seconds, fraction of the step) of a projection, largest first; those of
+    SMALLEST_SHARE and more."""
     parts: Mapping[str, float] = projected["throughput"]["breakdown_s"]
     total = sum(parts.values())
     rows = [(PART_WORDS.get(name, name), value, value / total) for name, value in parts.items()]
-    return sorted(rows, key=lambda row: -row[1])
+    return sorted((row for row in rows if row[2] >= SMALLEST_SHARE), key=lambda row: -row[1])
 
 
 def bottleneck(projected: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from search.proposals import Proposal
 from search.space import Space
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
+from specs.figures import percent
 from specs.files import input_file
 from specs.text import one_line
 from studies.job import Job
@@ -360,7 +361,9 @@ def proposal_of(chosen: CheckedProposal, advice: Sequence[Advice]) -> Proposal:
     """A checked proposal with its reason for a person: round, expectation, the model's words."""
     number = next(a.number for a in reversed(advice) if chosen in a.proposals)
     expected = chosen.expected_effect
-    words = "" if expected is None else f", expected {expected:+.1%} over the baseline"
+    words = (
+        "" if expected is None else f", expected {percent(expected, signed=True)} over the baseline"
+    )
     repaired = f" (repaired: {chosen.why})" if chosen.verdict == "repaired" else ""
     reason = f"round {number + 1}{words}: {chosen.reason or 'no reason given'}{repaired}"
     return Proposal(TrainingConfig.from_labels(chosen.config or {}), PROPOSER, reason)

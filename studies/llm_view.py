@@ -9,8 +9,10 @@ from search.attribution import Attribution, attribute
 from search.llm.advice import Advice, notes_of
 from search.llm.messages import Breakdown, StudyView, TrialRow
 from specs.config import AXES, TrainingConfig
+from specs.figures import percent
 from studies.explanation import PART_WORDS
 from studies.job import Job
+from studies.wording import gain_in_words
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 """Components of a stage's memory in a projection's JSON (``surrogate.projection``)."""
@@ -115,21 +117,18 @@ def breakdown(name: str, projected: Mapping[str, Any]) -> Breakdown:
 def effects(attribution: Attribution) -> list[str]:
     """What each change brings alone and on top of the others, and what pairs bring together."""
     lines = [
-        f"{effect.change}: alone {_percent(effect.alone)}"
+        f"{effect.change}: alone {gain_in_words(effect.alone)}"
         + (" (does not fit alone)" if effect.alone_fits is False else "")
-        + f", on top of the others {_percent(effect.last)}"
+        + f", on top of the others {gain_in_words(effect.last)}"
         for effect in attribution.effects
     ]
     lines += [
-        f"{pair.first} with {pair.second}: together {pair.gain:+.1%} beyond the product of both"
+        f"{pair.first} with {pair.second}: together {percent(pair.gain, signed=True)} beyond the "
+        "product of both"
         for pair in attribution.synergies
         if abs(pair.gain) >= SHOWN_SYNERGY
     ]
     return lines
-
-
-def _percent(gain: float | None) -> str:
-    return "illegal" if gain is None else f"{gain:+.1%}"
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -145,10 +144,12 @@ def _fate(advice: Advice, trials: Sequence[TrialRow]) -> list[str]:
     for proposal in advice.proposals:
         words = " ".join(f"{axis}={value}" for axis, value in proposal.proposed.items())
         expected = proposal.expected_effect
-        line = f"{words}: expected {'nothing' if expected is None else format(expected, '+.1%')}"
+        line = (
+            f"{words}: expected {'nothing' if expected is None else percent(expected, signed=True)}"
+        )
         trial = found.get(_identity(proposal.config or {}))
         if trial is not None and trial.tokens_per_s_per_gpu and baseline:
-            line += f", got {trial.tokens_per_s_per_gpu / baseline - 1:+.1%}"
+            line += f", got {percent(trial.tokens_per_s_per_gpu / baseline - 1, signed=True)}"
             line += " but does not fit" if (trial.over_gib or 0.0) > 0 else ""
         else:
             line += f", {proposal.verdict}" + (f": {proposal.why}" if proposal.why else "")

@@ -20,6 +20,7 @@ from search.space import Space
 from specs.catalog import normalised
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
+from specs.figures import percent
 from specs.gpu import Gpu
 from specs.profile_rows import PlanItem, Profile, close_profile, plan_json, read_profile
 from studies.files import to_json, write_atomically
@@ -215,17 +216,17 @@ class Change:
         }
         learned = ", ".join(f"{name} x {factor:.2f}" for name, factor in moved.items())
         said = [f"profile: {learned or 'nothing moved by 1% or more'}"]
-        gain = self.speed_after / self.speed_before - 1
+        gain = percent(self.speed_after / self.speed_before - 1, signed=True)
         said.append(
             f"profile: the best config before ({describe(self.best_before)}) is projected at "
-            f"{self.speed_after:,.0f} tokens/s/GPU, not {self.speed_before:,.0f} ({gain:+.1%})"
+            f"{self.speed_after:,.0f} tokens/s/GPU, not {self.speed_before:,.0f} ({gain})"
         )
         if config_key(best_after) == config_key(self.best_before):
             said.append("profile: it is still the best")
         else:
             said.append(
                 f"profile: now best is {describe(best_after)} "
-                f"({speed_best / self.speed_after - 1:+.1%} over it)"
+                f"({percent(speed_best / self.speed_after - 1, signed=True)} over it)"
             )
         return said
 

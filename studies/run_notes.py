@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specs.figures import percent
 from studies.real_runs import AskedRun
 from studies.trial_notes import cell, table
 from studies.wording import describe
@@ -20,7 +21,7 @@ def in_words(run: AskedRun) -> str:
     if run.tokens_per_s_per_gpu is None:
         return f"run {run.number}: {run.state}, {projected}."
     peak = f", peak {run.peak_gib:.1f} GiB" if run.peak_gib else ""
-    gap = f" ({run.tokens_per_s_per_gpu / expected - 1:+.1%})" if expected else ""
+    gap = f" ({percent(run.tokens_per_s_per_gpu / expected - 1, signed=True)})" if expected else ""
     return (
         f"run {run.number}: {run.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{peak}, {projected}{gap}."
     )

@@ -17,6 +17,7 @@ from search.sensitivity import (
 )
 from search.winner import Contest
 from specs.config import TrainingConfig
+from specs.figures import percent
 from studies.training import Study
 from studies.wording import describe
 
@@ -65,7 +66,10 @@ class Sensitivity:
             f"{len(near.runnable)} single steps that run lose 2% or less"
         ]
         if sharp:
-            told = ", ".join(f"{s.axis} {s.before} -> {s.after} {s.gain:+.0%}" for s in sharp)
+            told = ", ".join(
+                f"{s.axis} {s.before} -> {s.after} {percent(s.gain or 0.0, signed=True, digits=0)}"
+                for s in sharp
+            )
             lines.append(f"steepest: {told}")
         if len(self.rivals) > 1:
             family, config = self.rivals[1]
@@ -74,7 +78,7 @@ class Sensitivity:
             lines.append(
                 f"measure first: {describe(self.candidates[most])} "
                 f"(it changes the choice with P {self.decision.change[most]:.0%}, "
-                f"worth {self.decision.gain[most]:+.1%})"
+                f"worth {percent(self.decision.gain[most], signed=True)})"
             )
         return lines
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from search.attribution import needed_for
+from specs.figures import percent
 from studies.explanation import bottleneck, step_shares
 from studies.ledger import Trial
 from studies.pictures.changes import letter
 from studies.pictures.memory import PARTS
 from studies.report.answer import chance
 from studies.report.facts import StudyFacts
-from studies.wording import change_in_words, describe
+from studies.wording import change_in_words, describe, gain_in_words
 
 SHOWN_PARTS = 6
 """Parts of a step that a trial note lists."""
@@ -49,8 +50,8 @@ def study_note(facts: StudyFacts, graphs: Iterable[str], real_runs: Sequence[str
             (
                 letter(i),
                 cell(change_in_words(effect["axes"])),
-                _gain(effect["alone"]),
-                _gain(effect["last"]) if effect["last"] is not None else "",
+                gain_in_words(effect["alone"]),
+                gain_in_words(effect["last"]) if effect["last"] is not None else "",
                 needed_for(effect["last"], effect.get("fits_without")),
             )
             for i, effect in enumerate(attribution["effects"])
@@ -117,13 +118,13 @@ def _taught(facts: StudyFacts, trial: Trial) -> str:
     if trial.memory_gib is not None and trial.memory_gib > 0:
         fits = f"it does not fit: {trial.memory_gib:.1f} GiB too much."
     else:
-        fits = f"it fits with {-(trial.memory_gib or 0.0):.1f} GiB to spare."
+        fits = f"it fits with {-(trial.memory_gib or 0.0):z.1f} GiB to spare."
     name, other = ("baseline", facts.baseline) if facts.baseline else ("best", facts.best)
     if trial.config == other.config or trial.tokens_per_s_per_gpu is None:
         return f"it is the {name}; {fits}"
     gain = trial.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu - 1
     gib = (trial.memory_gib or 0.0) + facts.capacity_gib - other.memory["peak_gib"]
-    return f"{gain:+.1%} throughput and {gib:+.1f} GiB against the {name}; {fits}"
+    return f"{percent(gain, signed=True)} throughput and {gib:+z.1f} GiB against the {name}; {fits}"
 
 
 def _row(name: str, projection: Any, last: str) -> tuple[str, ...]:
@@ -141,13 +142,9 @@ def _row(name: str, projection: Any, last: str) -> tuple[str, ...]:
 
 def _stages(stages: Sequence[Any]) -> list[tuple[str, ...]]:
     return [
-        (str(stage["stage"]), *(f"{stage[f'{part}_gib']:.1f}" for part in (*PARTS, "total")))
+        (str(stage["stage"]), *(f"{stage[f'{part}_gib']:z.1f}" for part in (*PARTS, "total")))
         for stage in stages
     ]
-
-
-def _gain(gain: float | None) -> str:
-    return "illegal" if gain is None else f"{gain:+.1%}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from specs.config import TrainingConfig
+from specs.figures import percent
 from specs.gpu import Gpu
 from specs.layout import explicit_stages, is_explicit
 
@@ -51,6 +52,11 @@ def peaks_in_words(gpu: Gpu, configs: Iterable[TrainingConfig]) -> str:
     return wrapped(
         f"MFU: of the dense peak of the {gpu.name} in the format of the GEMMs, {peaks}", 2
     )
+
+
+def gain_in_words(gain: float | None) -> str:
+    """A gain of throughput as a signed percentage; a change that the rules refuse has none."""
+    return "illegal" if gain is None else percent(gain, signed=True)
 
 
 def mesh_in_words(mesh: Mapping[str, int]) -> str:

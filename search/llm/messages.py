@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specs.figures import percent
 from specs.text import one_line
 
 INSTRUCTIONS = """\
@@ -170,7 +171,7 @@ def _outcome(row: TrialRow, first: float | None) -> str:
     if row.tokens_per_s_per_gpu is None:
         return "failed - -"
     speed = f"{row.tokens_per_s_per_gpu:.4g}"
-    against = f"{row.tokens_per_s_per_gpu / first - 1:+.1%}" if first else "-"
+    against = percent(row.tokens_per_s_per_gpu / first - 1, signed=True) if first else "-"
     over = row.over_gib or 0.0
     memory = f"OOM+{over:.1f}GiB" if over > 0 else f"free{-over:.1f}GiB"
     return f"{speed} {against} {memory},P(fits)={row.fit_probability:.2f}"

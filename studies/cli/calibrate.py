@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from specs.figures import percent
 from studies.cli.common import JsonOption, Output
-from studies.cli.figures import counted, percent
+from studies.cli.figures import counted
 from studies.cli.validate import ModelsOption
 
 TOLD = 12

@@ -205,7 +205,7 @@ def number(value: Any) -> str:
         return f"{value:,.0f}"
     if magnitude >= 100:
         return f"{value:.1f}"
-    return f"{value:.2f}" if magnitude >= 1 else f"{value:.4g}"
+    return f"{value:.2f}" if magnitude >= 1 else f"{value:z.4g}"
 
 
 def axis_values(pairs: Iterable[str], option: str) -> dict[str, str]:

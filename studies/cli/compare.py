@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specs.figures import percent
 from studies.cli.common import JsonOption, Output, StorageOption
 
 if TYPE_CHECKING:
@@ -104,4 +105,4 @@ def _contribution(row: Row, proposer: str) -> str:
     held = row.contributions.get(proposer)
     if held is None:
         return ""
-    return f"{held['trials']:.0f}, {held['improved']:.0f}, {held['gain']:+.1%}"
+    return f"{held['trials']:.0f}, {held['improved']:.0f}, {percent(held['gain'], signed=True)}"

@@ -1,4 +1,4 @@
-"""Figures as people read them: no minus before zero, no powers of ten, no label of four lines."""
+"""Figures as people read them: no powers of ten, no label of four lines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 ELLIPSIS = "…"
-
-
-def percent(fraction: float, signed: bool = False) -> str:
-    """A fraction as a percentage with one decimal; what rounds to nothing has no minus."""
-    rounded = round(100 * fraction, 1) + 0.0
-    return f"{rounded:+.1f}%" if signed and rounded else f"{rounded:.1f}%"
 
 
 def duration(seconds: float) -> str:

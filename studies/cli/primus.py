@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specs.figures import percent
 from studies.cli.measured import PRIMUS
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def show_primus(output: Output, study: Study, oracle: PrimusOracle) -> None:
     output.table("what Primus says (the tables above are foretune's own projection)", header, rows)
     behind = f"{bias.runs} measured runs" if bias.runs else "its documented optimism"
     output.say(
-        f"runs reach {bias.mean:+.1%} of what it prints (log, sd {bias.sd:.1%}; from {behind})",
+        f"runs reach {percent(bias.mean, signed=True)} of what it prints (log, sd {bias.sd:.1%}; "
+        f"from {behind})",
     )
     if crashed:
         output.say(

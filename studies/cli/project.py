@@ -44,8 +44,6 @@ CsvOption = Annotated[
     Path | None,
     typer.Option("--csv", metavar="OUT", help="Where --runs writes.", show_default=False),
 ]
-SMALLEST_SHARE = 0.0005
-"""Parts of a step below this are not printed: they would read 0.0%."""
 
 
 def project_command(
@@ -208,9 +206,7 @@ def show_projection(output: Output, job: Job, content: dict[str, Any]) -> None:
     )
     unit, scale = ("s", 1.0) if speed["step_time_s"] >= 1 else ("ms", 1e3)
     shares = [
-        (name, seconds * scale, f"{share:.1%}")
-        for name, seconds, share in step_shares(content)
-        if share >= SMALLEST_SHARE
+        (name, seconds * scale, f"{share:.1%}") for name, seconds, share in step_shares(content)
     ]
     output.table("", ("where a step goes", unit, "share"), shares)
     show_stages(output, memory["stages"])

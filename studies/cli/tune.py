@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specs.figures import percent
 from studies.cli.common import (
     ClusterOption,
     GpuFileOption,
@@ -260,7 +261,14 @@ def _profiled(
 def show_result(output: Output, result: Result) -> None:
     """Prints baseline and best, what each change brings, memory, bottleneck and shortlist."""
     from studies.explanation import bottleneck
-    from studies.wording import TRUST, config_line, difference, peaks_in_words, wrapped
+    from studies.wording import (
+        TRUST,
+        config_line,
+        difference,
+        gain_in_words,
+        peaks_in_words,
+        wrapped,
+    )
 
     study, best = result.study, result.best
     ranking = study.ranking
@@ -296,14 +304,14 @@ def show_result(output: Output, result: Result) -> None:
     held = result.reference
     if held is not None:
         given = "" if held.is_baseline else " (the given baseline does not fit)"
-        output.say(f"best over {held.words}: {held.gain(best.speed):+.1%}{given}")
+        output.say(f"best over {held.words}: {percent(held.gain(best.speed), signed=True)}{given}")
     if result.attribution:
         effects = [
             (
                 effect.change,
-                _percent(effect.alone),
+                gain_in_words(effect.alone),
                 _yes(effect.alone_fits),
-                _percent(effect.last) if effect.last is not None else "",
+                gain_in_words(effect.last) if effect.last is not None else "",
                 effect.needed,
             )
             for effect in result.attribution.effects
@@ -343,10 +351,6 @@ def _row(name: str, found: Found) -> tuple[str | float, ...]:
         f"{found.probability_best:.0%}",
         f"{speed['mfu']:.1%}",
     )
-
-
-def _percent(gain: float | None) -> str:
-    return "illegal" if gain is None else f"{gain:+.1%}"
 
 
 def _yes(answer: bool | None) -> str:

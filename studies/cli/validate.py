@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from specs.figures import percent
 from studies.cli.common import JsonOption, Output, SeedOption
-from studies.cli.figures import components_in_words, counted, percent, shortened
+from studies.cli.figures import components_in_words, counted, shortened
 
 ModelsOption = Annotated[
     Path | None,
@@ -151,7 +152,7 @@ def _show_worst_peaks(output: Output, worst: list[dict[str, Any]]) -> None:
         error = peak["projected_gib"] / peak["measured_gib"] - 1
         output.say(
             f"  {peak['run_id']}: {peak['measured_gib']:.1f} {peak['counter']}, projected "
-            f"{peak['projected_gib']:.1f} ({error:+.0%}) = "
+            f"{peak['projected_gib']:.1f} ({percent(error, signed=True, digits=0)}) = "
             + components_in_words(peak["components"], SMALLEST_GIB)
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specs.figures import in_percent
 from studies.pictures.style import BLUE, RED, Picture, Trace, picture
 
 
@@ -33,7 +34,7 @@ def axis_effects(neighbours: Sequence[Neighbour], most_axes: int = 99) -> Pictur
             "type": "scatter",
             "mode": "markers+text",
             "name": name,
-            "x": [100 * n.change for n in shown],
+            "x": [in_percent(n.change) for n in shown],
             "y": [n.axis for n in shown],
             "text": [n.value if n in labelled else "" for n in shown],
             "customdata": [n.value for n in shown],

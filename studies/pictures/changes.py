@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specs.figures import in_percent
 from studies.pictures.style import BLUE, GREEN, Picture, picture
 
 
@@ -26,7 +27,7 @@ def changes(effects: Sequence[Change]) -> Picture:
             "orientation": "h",
             "name": name,
             "y": names,
-            "x": [None if value is None else 100 * value for value in values],
+            "x": [None if value is None else in_percent(value) for value in values],
             "marker": {"color": color},
             "hovertemplate": "%{y}: %{x:+.1f}%<extra>" + name + "</extra>",
         }

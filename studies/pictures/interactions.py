@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specs.figures import in_percent, percent
 from studies.pictures.changes import letter
 from studies.pictures.style import Picture, picture
 
@@ -18,14 +19,14 @@ def interactions(names: Sequence[str], pairs: Sequence[tuple[str, str, float]]) 
     known = {name for *pair, _ in pairs for name in pair}
     letters = [letter(index) for index, name in enumerate(names) if name in known]
     names = [name for name in names if name in known]
-    gain = {frozenset(pair): 100 * value for *pair, value in pairs}
+    gain = {frozenset(pair): value for *pair, value in pairs}
     cells = [[gain.get(frozenset((row, column))) for column in names] for row in names]
-    most = max((abs(value) for value in gain.values()), default=1.0) or 1.0
+    most = 100 * max((abs(value) for value in gain.values()), default=0.01) or 1.0
     heat = {
         "type": "heatmap",
         "x": letters,
         "y": letters,
-        "z": cells,
+        "z": [[None if v is None else in_percent(v) for v in row] for row in cells],
         "zmid": 0,
         "zmin": -most,
         "zmax": most,
@@ -33,7 +34,7 @@ def interactions(names: Sequence[str], pairs: Sequence[tuple[str, str, float]]) 
         "showscale": False,
         "xgap": 2,
         "ygap": 2,
-        "text": [["" if v is None else f"{v:+.1f}%" for v in row] for row in cells],
+        "text": [["" if v is None else percent(v, signed=True) for v in row] for row in cells],
         "texttemplate": "%{text}",
         "textfont": {"color": "#1b1b1b", "size": 12},
         "customdata": [[f"{row}<br>with {column}" for column in names] for row in names],

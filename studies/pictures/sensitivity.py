@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specs.figures import in_percent
 from studies.pictures.style import GREEN, ORANGE, Picture, picture
 
 
@@ -26,7 +27,7 @@ def sensitivity(levers: Sequence[Lever], step: float) -> Picture:
             "orientation": "h",
             "name": f"{sign}{step:.0%}",
             "y": [lever.name for lever in ordered],
-            "x": [100 * value for value in values],
+            "x": [in_percent(value, 2) for value in values],
             "marker": {"color": color},
             "hovertemplate": f"%{{y}} {sign}{step:.0%}: %{{x:+.2f}}%<extra></extra>",
         }

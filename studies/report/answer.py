@@ -6,6 +6,7 @@ from typing import Any
 
 from search.shortlist import NOTICEABLE
 from specs.config import TrainingConfig
+from specs.figures import percent
 from studies.explanation import PART_WORDS, bottleneck, step_shares
 from studies.pictures.gantt import gantt
 from studies.pictures.memory import PARTS, memory_by_stage
@@ -204,9 +205,10 @@ def _lead(best: Answer, reference: Reference, mine: Cost, theirs: Cost) -> Marku
     saved = theirs.gpu_hours - mine.gpu_hours
     money = f" and {theirs.usd - mine.usd:,.0f} USD" if mine.usd and theirs.usd else ""
     word = "saves" if saved >= 0 else "costs"
+    gain = percent(reference.gain(best.tokens_per_s_per_gpu), signed=True, digits=0)
     return tag(
         "p",
-        tag("strong", f"{reference.gain(best.tokens_per_s_per_gpu):+.0%} throughput"),
+        tag("strong", f"{gain} throughput"),
         f" over {reference.words}: it {word} {abs(saved):,.0f} GPU-hours{money}. Both are "
         "projections of one model, whose errors they largely share.",
     )
@@ -254,7 +256,7 @@ def memory_section(facts: StudyFacts) -> Markup:
 
 
 def _stage_row(stage: Any) -> list[str]:
-    return [f"{stage['stage']}", *(f"{stage[f'{name}_gib']:.1f}" for name in (*PARTS, "total"))]
+    return [f"{stage['stage']}", *(f"{stage[f'{name}_gib']:z.1f}" for name in (*PARTS, "total"))]
 
 
 def step_section(facts: StudyFacts) -> Markup:
@@ -266,7 +268,6 @@ def step_section(facts: StudyFacts) -> Markup:
     rows = [
         (name, f"{seconds:.3g}", f"{share:.1%}")
         for name, seconds, share in step_shares(facts.best.projection)
-        if seconds > 0
     ]
     says = (
         "Seconds of a training step by what they are spent on. Communication and pipeline parts "

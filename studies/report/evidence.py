@@ -9,6 +9,7 @@ from typing import Any
 
 from search.attribution import needed_for
 from specs.config import ConfigTable, TrainingConfig
+from specs.figures import percent
 from studies.pictures.axis_effects import axis_effects
 from studies.pictures.changes import Change, changes, letter
 from studies.pictures.incumbent import incumbent
@@ -23,7 +24,7 @@ from studies.report.facts import StudyFacts
 from studies.report.html import Markup, bullets, folded, join, paragraphs, table, tag
 from studies.report.page import figure
 from studies.report.whatif import STEP, levers, neighbours
-from studies.wording import TRUST, change_in_words, describe, mesh_in_words
+from studies.wording import TRUST, change_in_words, describe, gain_in_words, mesh_in_words
 from surrogate.learned import SHIPPED
 
 
@@ -40,16 +41,16 @@ def changes_section(facts: StudyFacts) -> Markup:
         (
             letter(index),
             words[effect["change"]],
-            percent(effect["alone"]),
+            gain_in_words(effect["alone"]),
             _stands(effect["alone_fits"]),
-            percent(effect["last"]) if effect["last"] is not None else "",
+            gain_in_words(effect["last"]) if effect["last"] is not None else "",
             needed_for(effect["last"], effect.get("fits_without")),
         )
         for index, effect in enumerate(effects)
     ]
     says = (
         "Gain of throughput of each change: made to the baseline by itself, and added last, on top "
-        f"of all the others. All together: {attribution['together']:+.1%}."
+        f"of all the others. All together: {percent(attribution['together'], signed=True)}."
     )
     pairs = [
         (words[pair["first"]], words[pair["second"]], pair["gain"])
@@ -77,11 +78,6 @@ def changes_section(facts: StudyFacts) -> Markup:
             figure("picture-interactions", interactions(list(words.values()), pairs), says)
         )
     return join(parts)
-
-
-def percent(gain: float | None) -> str:
-    """A fraction as a signed percentage; a change that the rules refuse has none."""
-    return "illegal" if gain is None else f"{gain:+.1%}"
 
 
 def _stands(fits: bool | None) -> str:
@@ -164,7 +160,7 @@ def accuracy_section(facts: StudyFacts) -> Markup:
             words,
             f"{found['mape']:.1%}",
             f"{found['median_ape']:.1%}",
-            f"{found['bias']:+.1%}",
+            percent(found["bias"], signed=True),
             f"{found['n']:,}",
         )
         for key, words in (
@@ -241,10 +237,10 @@ def _run_rows(facts: StudyFacts) -> list[tuple[Any, ...]]:
                 tag("code", describe(run.config)),
                 f"{told:,.0f}" if told else "",
                 f"{speed:,.0f}",
-                f"{speed / told - 1:+.1%}" if told else "",
+                percent(speed / told - 1, signed=True) if told else "",
                 peak,
                 f"{expected_gib:.1f}",
-                f"{expected_gib / peak_gib - 1:+.1%}" if peak_gib else "",
+                percent(expected_gib / peak_gib - 1, signed=True) if peak_gib else "",
             )
         )
     return rows
@@ -310,7 +306,8 @@ def _rivals(judged: Mapping[str, Any] | None) -> Markup:
         config = TrainingConfig.from_labels(following["config"])
         sentences.append(
             f"Measure first: {describe(config)}. It changes the choice with P "
-            f"{following['probability_of_change']:.0%}, worth {following['expected_gain']:+.1%}."
+            f"{following['probability_of_change']:.0%}, worth "
+            f"{percent(following['expected_gain'], signed=True)}."
         )
     rows = [
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specs.figures import percent
 from studies.boards import Board
 from studies.toolbox.plots import interval_figure, profile_figure
 from studies.toolbox.verdicts import Outcome
@@ -84,7 +85,7 @@ def trial_note(outcome: Outcome, planner: str, reason: str) -> str:
             f"* prefill {found['prefill_ratio']:.2f} and decoding {found['decode_ratio']:.2f} "
             f"times as fast by {cell(found['metric'])}; {found['blocks']} restarts, "
             f"{found['pairs']} pairs; two copies of the base differ by "
-            f"{found['control'] - 1:+.1%} ± {found['control_half_width']:.1%}"
+            f"{percent(found['control'] - 1, signed=True)} ± {found['control_half_width']:.1%}"
         )
     if compiled:
         after = compiled["break_even_tokens"]

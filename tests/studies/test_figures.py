@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 
-from studies.cli.figures import components_in_words, counted, duration, percent, shortened
+from specs.figures import in_percent, percent
+from studies.cli.common import number
+from studies.cli.figures import components_in_words, counted, duration, shortened
+from studies.explanation import SMALLEST_SHARE, step_shares
+from studies.wording import gain_in_words
+from tests.conftest import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -17,6 +25,32 @@ from studies.cli.figures import components_in_words, counted, duration, percent,
 )  # fmt: skip
 def test_nothing_has_no_minus(fraction: float, signed: bool, text: str) -> None:
     assert percent(fraction, signed) == text
+
+
+def test_zero_has_no_minus_in_pictures_and_tables() -> None:
+    assert math.copysign(1.0, in_percent(-0.0004)) == 1.0
+    assert in_percent(-0.0006) == -0.1
+    assert percent(-0.004, signed=True, digits=0) == "0%"
+    assert number(-0.0) == "0"
+    assert (gain_in_words(-0.0004), gain_in_words(None)) == ("0.0%", "illegal")
+
+
+def test_signed_percentages_are_written_in_one_place() -> None:
+    """Of a format of one's own, what rounds to zero has a minus."""
+    rooms = ("specs", "surrogate", "collectors", "search", "studies")
+    written = [
+        str(path)
+        for room in rooms
+        for path in (REPOSITORY / room).rglob("*.py")
+        if re.search(r":\+\.\d%\}", path.read_text())
+    ]
+    assert not written
+
+
+def test_parts_that_would_read_as_nothing_are_not_told() -> None:
+    parts = {"gemm": 1.0, "dp": 0.9 * SMALLEST_SHARE, "pp": 1.1 * SMALLEST_SHARE, "ep": 0.0}
+    told = step_shares({"throughput": {"breakdown_s": parts}})
+    assert [name for name, _, _ in told] == ["dense GEMMs", "pipeline point-to-point"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from specs.figures import percent
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.search import Progress, Suggestion
 from studies.toolbox.tools import TOOLBOX
@@ -54,7 +55,8 @@ class AcquisitionPlanner:
         return Suggestion(
             bundles[at],
             f"expected improvement {gain[at]:.1%} of {len(bundles)} bundles; "
-            f"believed {low:+.0%} to {high:+.0%}",
+            f"believed {percent(low, signed=True, digits=0)} to "
+            f"{percent(high, signed=True, digits=0)}",
         )
 
 
