@@ -171,6 +171,12 @@ class Cases:
     def __len__(self) -> int:
         return len(self.config)
 
+    @property
+    def is_study(self) -> bool:
+        """Whether all rows are of one model, workload, cluster and stack."""
+        shared = (self.model_index, self.workload.seq_len, self.cluster.gpu, self.stack_index)
+        return all(np.ndim(column) == 0 for column in shared)
+
     @classmethod
     def of_study(
         cls, config: ConfigTable, workload: Workload, cluster: Cluster, stack: Stack

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,10 +29,44 @@ from surrogate.operators import (
 from surrogate.time_rates import TimeRates
 from surrogate.topology import group
 
+DENSE_AXES = ("tp", "cp", "mbs", "sequence_parallel", "precision", "cross_entropy_fusion")
+"""Axes that ``DenseBlocks`` depend on: few, and their GEMMs take longest to work out."""
+
+
+class Blocks:
+    """Base of tables of layers: each field is a Block or an array, with one layer a column."""
+
+    def summed(self) -> Self:
+        """The same with the parts of each block added up, arrays of shape (u,)."""
+        return self._each(lambda parts: parts.sum(axis=0))
+
+    def take(self, columns: Column) -> Self:
+        """The selected layers."""
+        return self._each(lambda seconds: seconds.take(columns, axis=-1))
+
+    @classmethod
+    def concat(cls, tables: Sequence[Self]) -> Self:
+        """The layers of several tables, in order."""
+        first, *others = tables
+        return first._each(lambda *arrays: np.concatenate(arrays, axis=-1), *others)
+
+    def _each(self, function: Callable[..., Column], *others: Self) -> Self:
+        """A function of each array, and of those of the same name of others."""
+        held: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            values = [getattr(table, field.name) for table in (self, *others)]
+            if isinstance(values[0], Block):
+                held[field.name] = Block(
+                    *(function(*(getattr(v, part.name) for v in values)) for part in fields(Block))
+                )
+            else:
+                held[field.name] = function(*values)
+        return type(self)(**held)
+
 
 @dataclass(frozen=True)
-class LayerTimes:
-    """Blocks of one microbatch, each of shape (parts, u).
+class LayerTimes(Blocks):
+    """Blocks of one microbatch, each of shape (parts, u), or (u,) where parts are summed up.
 
     ``window_saving`` is what a layer with sliding-window attention saves against full attention;
     ``dense_again`` and ``moe_again`` what selective recomputation adds to the backward pass.
@@ -47,48 +82,70 @@ class LayerTimes:
     embedding: Block
 
 
-def layer_times(cases: Cases, rates: TimeRates) -> LayerTimes:
-    """Times of u layer kinds; every field of ``cases`` is used except pp, vpp and sharding."""
+@dataclass(frozen=True)
+class DenseBlocks(Blocks):
+    """What GPUs compute outside of routed experts, blocks of shape (parts, u)."""
+
+    linear: Block
+    core: Block
+    window_core: Block
+    norms: Block
+    mlp: Block
+    shared: Block
+    output: Block
+    mtp_projection: Block
+    embedding: Block
+
+
+def layer_times(cases: Cases, rates: TimeRates, dense: DenseBlocks | None = None) -> LayerTimes:
+    """Times of u layer kinds; every field of ``cases`` is used except pp, vpp and sharding.
+
+    ``dense`` are their ``dense_blocks``, where they are known already.
+    """
     op = Operators(cases, rates)
-    full = _core_attention(op, np.zeros_like(op.model.sliding_window))
-    window = _core_attention(op, op.model.sliding_window)
-    linear = _attention_linear(op)
-    norms = _norms(op)
+    blocks = dense_blocks(op) if dense is None else dense
     exchange = _tensor_parallel(op)
-    ring = _context_parallel(op, full)
-    attention = linear + full + norms + exchange + ring
-    mlp = _mlp(op, op.model.ffn_hidden_size, op.tokens)
-    has_shared = (op.model.shared_expert_ffn > 0) * 1.0
-    shared = _scaled(_mlp(op, np.maximum(op.model.shared_expert_ffn, 1), op.tokens), has_shared)
-    shared_exchange = _scaled(exchange, has_shared)
+    attention = blocks.linear + blocks.core + blocks.norms + exchange
+    attention += _context_parallel(op, blocks.core)
     if np.any(op.model.num_experts > 0):
         experts = routed_experts(op)
-        moe = attention + experts + shared + shared_exchange
+        shared_exchange = _scaled(exchange, (op.model.shared_expert_ffn > 0) * 1.0)
+        moe = attention + experts + blocks.shared + shared_exchange
     else:
         experts = Block.zero(op.rows())
         moe = experts
     # A parallel block sums attention and MLP before their one exchange.
-    dense = attention + mlp + _scaled(exchange, 1.0 - op.model.parallel_block)
+    dense_layer = attention + blocks.mlp + _scaled(exchange, 1.0 - op.model.parallel_block)
     hide_exchange(op, moe)  # before the host: what is hidden shortens no host-bound layer
-    _add_host(op, dense, False)
+    _add_host(op, dense_layer, False)
     _add_host(op, moe, True)
-    saving = Block(
-        full.forward - window.forward,
-        full.input_gradient - window.input_gradient,
-        full.weight_gradient - window.weight_gradient,
-    )
-    dense_again, moe_again = _selective(op, full, norms, linear, mlp, experts, shared)
+    dense_again, moe_again = _selective(op, blocks, experts)
     return LayerTimes(
-        dense=dense,
+        dense=dense_layer,
         moe=moe,
-        window_saving=saving,
+        window_saving=_scaled(blocks.window_core, -1.0) + blocks.core,
         dense_again=dense_again,
         moe_again=moe_again,
+        output=blocks.output,
+        mtp_projection=blocks.mtp_projection,
+        embedding=blocks.embedding,
+    )
+
+
+def dense_blocks(op: Operators) -> DenseBlocks:
+    """The dense blocks of every row."""
+    model, tokens, hidden = op.model, op.tokens, op.model.hidden_size
+    shared = _mlp(op, np.maximum(model.shared_expert_ffn, 1), tokens)
+    return DenseBlocks(
+        linear=_attention_linear(op),
+        core=_core_attention(op, np.zeros_like(model.sliding_window)),
+        window_core=_core_attention(op, model.sliding_window),
+        norms=_norms(op),
+        mlp=_mlp(op, model.ffn_hidden_size, tokens),
+        shared=_scaled(shared, (model.shared_expert_ffn > 0) * 1.0),
         output=_output(op),
-        mtp_projection=op.linear(op.tokens, op.model.hidden_size / op.tp, 2 * op.model.hidden_size),
-        embedding=op.moved(
-            op.tokens * op.model.hidden_size * 2, op.tokens * op.model.hidden_size * 4
-        ),
+        mtp_projection=op.linear(tokens, hidden / op.tp, 2 * hidden),
+        embedding=op.moved(tokens * hidden * 2, tokens * hidden * 4),
     )
 
 
@@ -285,18 +342,11 @@ def _longer(first: Any, second: Any) -> Column:
     return result
 
 
-def _selective(
-    op: Operators,
-    core: Block,
-    norms: Block,
-    linear: Block,
-    mlp: Block,
-    experts: Block,
-    shared: Block,
-) -> tuple[Column, Column]:
+def _selective(op: Operators, blocks: DenseBlocks, experts: Block) -> tuple[Column, Column]:
     """Forward work that selective recomputation repeats in a dense and in an MoE layer."""
     modules = op.config.recompute_modules
-    none = np.zeros_like(core.forward)
+    linear, norms, shared = blocks.linear, blocks.norms, blocks.shared
+    none = np.zeros_like(linear.forward)
     if not np.any(modules):
         return none, none
 
@@ -307,10 +357,10 @@ def _selective(
     activation[ELEMENTWISE] = 0.4 * experts.forward[ELEMENTWISE]
     up_projection = np.zeros_like(none)
     up_projection[GEMM] = np.where(op.model.is_mla, 0.6 * linear.forward[GEMM], 0.0)
-    both = repeated(RecomputeModules.CORE_ATTN, core.forward)
+    both = repeated(RecomputeModules.CORE_ATTN, blocks.core.forward)
     both = both + repeated(RecomputeModules.LAYERNORM, 0.5 * norms.forward)
     both = both + repeated(RecomputeModules.MLA_UP_PROJ, up_projection)
-    dense = both + repeated(RecomputeModules.MLP, mlp.forward)
+    dense = both + repeated(RecomputeModules.MLP, blocks.mlp.forward)
     whole_moe = repeated(RecomputeModules.MOE, experts.forward + shared.forward)
     moe = both + whole_moe
     only_parts = (modules & int(RecomputeModules.MOE)) == 0
@@ -321,7 +371,7 @@ def _selective(
     by_operator = (modules > 0) & (op.cases.stack.framework == int(Framework.TORCHTITAN))
     operators = linear + norms
     return (
-        np.where(by_operator, _operators_again(operators + mlp), dense),
+        np.where(by_operator, _operators_again(operators + blocks.mlp), dense),
         np.where(by_operator, _operators_again(operators + experts + shared), moe),
     )
 

@@ -17,6 +17,7 @@ from specs.choices import (
     Recompute,
     RecomputeMethod,
     RecomputeModules,
+    Schedule,
     Sharding,
     TrainingKind,
 )
@@ -47,12 +48,25 @@ CONFIG_AXES = (
 )  # fmt: skip
 """Axes of a config that the coordinates depend on."""
 
+MESH_AXES = ("tp", "pp", "cp", "ep", "mbs")
+MESH = ("tp", "pp", "cp", "ep", "mbs", "microbatches", "depth", "expert_tokens", "tokens")
+"""Coordinates that depend on MESH_AXES alone among the configs of a study."""
+
+STYLE = (
+    "recompute", "fused_dispatch", "vpp", "fully_sharded", "split_backward", "eight_bit",
+    "four_bit",
+)  # fmt: skip
+"""The others that differ between configs of a study; they depend on ``style_keys`` alone."""
+
 SELECTIVE_SHARE = 0.1
 """Of a layer's forward pass that selective recomputation repeats where it leaves out the MLP.
 Assumed: a norm, an activation or an attention core; the public runs seldom say which modules."""
 
 _GEMM_FORMAT = np.array([precision.gemm_format for precision in Precision])
 """Precision code -> the format in which GEMMs multiply."""
+
+_SPLITS_BACKWARD = np.array([schedule.splits_weight_gradient for schedule in Schedule])
+"""Schedule code -> whether it splits the backward pass."""
 
 _UNROUTED = 12.0
 """log2 of tokens an expert where there are no experts: as in a large dense GEMM."""
@@ -89,7 +103,7 @@ def features(cases: Cases) -> Floats:
         "experts": WEAK * _log2(model.num_experts + 1),
         "fully_sharded": 1.25 * (config.sharding >= int(Sharding.ZERO3)),
         "cuda_graphs": 1.3 * cases.stack.cuda_graphs,
-        "split_backward": FAINT * _splits(cases),
+        "split_backward": FAINT * _SPLITS_BACKWARD[config.schedule],
         # What a node teaches says little of a cluster: its network was never seen.
         "leaves_domain": 1.5 * (cases.cluster.num_gpus > cases.cluster.scale_up_gpus),
         "parameters": 0.08 * _log2(model.num_layers * 12.0 * np.square(1.0 * model.hidden_size)),
@@ -100,34 +114,57 @@ def features(cases: Cases) -> Floats:
     return np.column_stack(rows).astype(np.float64)
 
 
+def style_keys(cases: Cases) -> tuple[Column, ...]:
+    """Small integers, shape (n,) each: configs of a study that agree in them agree in STYLE."""
+    config = cases.config
+    return (
+        config.vpp,
+        config.precision,
+        config.moe_dispatcher >= int(MoeDispatcher.DEEPEP),
+        config.sharding >= int(Sharding.ZERO3),
+        _SPLITS_BACKWARD[config.schedule],
+        config.recompute,
+        _rebuilt_layers(cases),
+        _repeats_mlp(cases),
+    )
+
+
 def recomputed_share(cases: Cases) -> Column:
     """Share of the layers whose forward pass is repeated: what recomputation costs, to 1.
 
     Selective recomputation repeats part of every layer. Were recomputation a mere class, what was
     learned from runs that recompute everything would be credited to one that recomputes a layer.
     """
-    config = cases.config
-    block = config.recompute_layers * config.pp * config.vpp / cases.model.num_layers
-    counted = np.where(config.recompute_method == int(RecomputeMethod.BLOCK), block, 1.0)
-    full: Column = np.where(config.recompute == int(Recompute.FULL), np.minimum(counted, 1.0), 0.0)
-    part = SELECTIVE_SHARE + (1.0 - SELECTIVE_SHARE) * _repeated_mlp(cases)
-    share: Column = np.where(config.recompute == int(Recompute.SELECTIVE), part, full)
+    full = _rebuilt_layers(cases) / cases.model.num_layers
+    part = SELECTIVE_SHARE + (1.0 - SELECTIVE_SHARE) * _mlp_share(cases) * _repeats_mlp(cases)
+    is_selective = cases.config.recompute == int(Recompute.SELECTIVE)
+    share: Column = np.where(is_selective, part, full)
     return share
 
 
-def _repeated_mlp(cases: Cases) -> Column:
-    """Weights of the MLP or the experts over all that a token meets in a layer, where selective
-    recomputation repeats them; 0 elsewhere."""
-    model, modules = cases.model, cases.config.recompute_modules
-    moe = model.num_experts > 0
-    repeated = np.where(
-        moe, modules & int(RecomputeModules.MOE), modules & int(RecomputeModules.MLP)
-    )
+def _rebuilt_layers(cases: Cases) -> Column:
+    """Layers that full recomputation rebuilds, shape (n,)."""
+    config, depth = cases.config, cases.model.num_layers
+    block = np.minimum(config.recompute_layers * config.pp * config.vpp, depth)
+    rebuilt = np.where(config.recompute_method == int(RecomputeMethod.BLOCK), block, depth)
+    return np.where(config.recompute == int(Recompute.FULL), rebuilt, 0)
+
+
+def _repeats_mlp(cases: Cases) -> Column:
+    """Whether selective recomputation would repeat the MLP or the experts, shape (n,)."""
+    modules = cases.config.recompute_modules
+    moe, mlp = modules & int(RecomputeModules.MOE), modules & int(RecomputeModules.MLP)
+    return np.asarray(np.where(cases.model.num_experts > 0, moe, mlp) > 0)
+
+
+def _mlp_share(cases: Cases) -> Column:
+    """Weights of the MLP or the experts over all that a token meets in a layer, () or (n,)."""
+    model = cases.model
     width = np.where(
-        moe, model.moe_topk * model.moe_ffn_hidden_size, model.ffn_hidden_size
+        model.num_experts > 0, model.moe_topk * model.moe_ffn_hidden_size, model.ffn_hidden_size
     ) * np.where(model.gated_mlp, 3.0, 2.0)
     heads = 2.0 * (model.num_attention_heads + model.num_query_groups) * model.head_dim
-    share: Column = np.where(repeated > 0, width / np.maximum(width + heads, 1.0), 0.0)
+    share: Column = width / np.maximum(width + heads, 1.0)
     return share
 
 
@@ -144,14 +181,6 @@ def classes(cases: Cases) -> dict[str, Column]:
         "gpu": np.broadcast_to(gpus[cases.cluster.gpu], size),
         "moe": np.broadcast_to(moe, size),
     }
-
-
-def _splits(cases: Cases) -> Column:
-    """Whether the schedule splits the backward pass, per row."""
-    from specs.choices import SPLIT_SCHEDULES
-
-    split: Column = np.isin(cases.config.schedule, [int(s) for s in SPLIT_SCHEDULES])
-    return split
 
 
 def _log2(values: Column) -> Column:

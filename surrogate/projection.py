@@ -15,7 +15,7 @@ from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu, flops_per_tok
 from surrogate.step_time import LayerTable, StepTime, shared_layers, step_time
 from surrogate.time_constants import TimeConstants
 
-CHUNK_ROWS = 1 << 13
+CHUNK_ROWS = 1 << 14
 """Rows computed at once: their columns stay in the cache."""
 
 DENSE_LOG_SD, MOE_LOG_SD = 0.10, 0.27

@@ -17,8 +17,8 @@ from specs.choices import Overlap, Schedule, Sharding, TrainingKind
 from specs.stack import Framework
 from surrogate.cases import Cases, Column
 from surrogate.communication import Network, all_gather_s, all_reduce_s, ring_step_s
-from surrogate.compute import LayerTimes, layer_times
-from surrogate.operators import BYTES, PARTS, Block
+from surrogate.compute import DENSE_AXES, LayerTimes, dense_blocks, layer_times
+from surrogate.operators import BYTES, PARTS, Block, Operators
 from surrogate.pipeline.schedules import pipeline_idle_s
 from surrogate.pipeline.stages import (
     StageColumns,
@@ -26,20 +26,26 @@ from surrogate.pipeline.stages import (
     recomputed_per_chunk,
     stage_columns,
 )
-from surrogate.states import adapter_share, stage_parameters
+from surrogate.states import adapter_share, column, stage_parameters
 from surrogate.time_constants import TimeConstants
 from surrogate.time_rates import TimeRates
 from surrogate.topology import Group, group
 
 LAYER_AXES = (
-    "tp", "cp", "cp_comm", "mbs", "ep", "etp", "sequence_parallel", "recompute_modules",
-    "moe_dispatcher", "sync_free_stage", "precision", "cross_entropy_fusion", "overlap",
+    *DENSE_AXES, "ep", "etp", "cp_comm", "recompute_modules", "moe_dispatcher", "sync_free_stage",
+    "overlap",
 )  # fmt: skip
 """Axes that the time of a layer depends on."""
+
+LAYERS_AT_ONCE = 1 << 12
+"""Layers computed at once: the parts of their blocks stay in the cache."""
 
 BREAKDOWN = (*PARTS, "recompute", "output", "bubble", "pp", "dp", "optimizer", "constant")
 """Where the time of a step goes; ``tp`` to ``ep``, ``pp`` and ``dp`` are exposed communication."""
 
+
+_SPLITS_BACKWARD = np.array([schedule.splits_weight_gradient for schedule in Schedule])
+"""Schedule code -> whether it splits the backward pass."""
 
 OFFLOADED_S = 8.0 / 25e9
 """Seconds a parameter whose optimizer runs on the host: gradient down and weight up over PCIe 4."""
@@ -60,7 +66,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Times of distinct layers, and which of them every row has, shape (n,)."""
+    """Summed times of distinct layers, and which of them every row has, shape (n,)."""
 
     times: LayerTimes
     row: Column
@@ -72,19 +78,13 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the rows of a table share: cases, constants, layer times and stages."""
+    """What the rows of a table are made of: cases, constants, layer times of shape (n,), stages."""
 
     cases: Cases
     rates: TimeRates
     network: Network
     layers: LayerTimes
-    layer_row: Column
     stages: StageColumns
-
-    def total(self, parts: Column) -> Column:
-        """A (parts, u) array of seconds as a column (n,)."""
-        summed: Column = parts.sum(axis=0)[self.layer_row]
-        return summed
 
 
 def step_time(
@@ -135,8 +135,7 @@ def _rows(cases: Cases, rates: TimeRates, stages: StageColumns, layers: LayerTab
         cases=cases,
         rates=rates,
         network=Network.of(cases.cluster, rates),
-        layers=layers.times,
-        layer_row=layers.row,
+        layers=layers.times.take(layers.row),
         stages=stages,
     )
 
@@ -151,20 +150,29 @@ def layer_table(cases: Cases, constants: TimeConstants) -> LayerTable:
 
 def shared_layers(cases: Cases, constants: TimeConstants) -> LayerTable | None:
     """``layer_table`` of a study; None for rows that have a layer each."""
-    one = np.ndim(cases.model_index) == np.ndim(cases.cluster.gpu) == 0
-    one = one and np.ndim(cases.workload.seq_len) == np.ndim(cases.stack_index) == 0
-    if not one or not len(cases):
+    if not cases.is_study or not len(cases):
         return None
-    first, index = distinct_rows(
-        tuple(np.asarray(getattr(cases.config, a), dtype=np.int64) for a in LAYER_AXES)
-    )
+    first, index = _distinct(cases, LAYER_AXES)
     distinct = cases.take(first)
-    return LayerTable(layer_times(distinct, constants.rates(distinct)), index)
+    rates = constants.rates(distinct)
+    first, dense_row = _distinct(distinct, DENSE_AXES)
+    dense = dense_blocks(Operators(distinct.take(first), rates.take(first)))
+    parts = []
+    for start in range(0, len(distinct), LAYERS_AT_ONCE):
+        some = slice(start, start + LAYERS_AT_ONCE)
+        times = layer_times(distinct.take(some), rates.take(some), dense.take(dense_row[some]))
+        parts.append(times.summed())
+    return LayerTable(LayerTimes.concat(parts), index)
+
+
+def _distinct(cases: Cases, axes: tuple[str, ...]) -> tuple[Column, Column]:
+    """First row of each distinct combination of these axes, and which one each row has."""
+    return distinct_rows(tuple(getattr(cases.config, axis) for axis in axes))
 
 
 def _own_layers(cases: Cases, rates: TimeRates) -> LayerTable:
     """A layer of its own for every row."""
-    return LayerTable(layer_times(cases, rates), np.arange(len(cases)))
+    return LayerTable(layer_times(cases, rates).summed(), np.arange(len(cases)))
 
 
 class _Step:
@@ -179,7 +187,7 @@ class _Step:
         self.weight = self._stage_time("weight_gradient", layers)
         total = self.forward + self.backward + self.weight
         self.worst = total.argmax(axis=1)
-        self.slowest = np.take_along_axis(total, self.worst[:, None], axis=1)[:, 0]
+        self.slowest = total.max(axis=1)
         self.saved = self.slowest - (total - self.again).max(axis=1)
 
     def _stage_time(self, direction: str, layers: LayerTimes) -> Column:
@@ -187,7 +195,7 @@ class _Step:
         rows, stages = self.rows, self.rows.stages
 
         def of(block: Block) -> Column:
-            return rows.total(getattr(block, direction))[:, None]
+            return column(getattr(block, direction))
 
         has_moe = rows.cases.model.num_experts > 0
         dense, moe, output = of(layers.dense), of(layers.moe), of(layers.output)
@@ -204,8 +212,7 @@ class _Step:
     def again(self) -> Column:
         """What recomputation repeats of the forward pass on each candidate stage, shape (n, k)."""
         rows, stages = self.rows, self.rows.stages
-        dense = rows.total(rows.layers.dense_again)[:, None]
-        moe = rows.total(rows.layers.moe_again)[:, None]
+        dense, moe = column(rows.layers.dense_again), column(rows.layers.moe_again)
         again: Column = self._recomputed + stages.dense_layers * dense + stages.moe_layers * moe
         if np.any(stages.mtp_layers > 0):
             has_moe = np.reshape(rows.cases.model.num_experts > 0, (-1, 1))
@@ -216,8 +223,7 @@ class _Step:
     def _recomputed(self) -> Column:
         """Forward passes that full recomputation repeats, shape (n, k)."""
         rows, stages = self.rows, self.rows.stages
-        dense = rows.total(rows.layers.dense.forward)[:, None]
-        moe = rows.total(rows.layers.moe.forward)[:, None]
+        dense, moe = column(rows.layers.dense.forward), column(rows.layers.moe.forward)
         rebuilt_moe = stages.recomputed_moe + stages.recomputed_mtp
         time: Column = stages.recomputed_dense * dense + rebuilt_moe * moe
         return time
@@ -245,7 +251,7 @@ class _Step:
 
     def _split(self, pipeline: Column) -> dict[str, Column]:
         """The time of the slowest stage by part."""
-        rows, layers = self.rows, self.rows.layers
+        rows, layers = self.rows, layer_times(self.rows.cases, self.rows.rates)
         picked = {
             name: np.take_along_axis(getattr(rows.stages, name), self.worst[:, None], axis=1)[:, 0]
             for name in ("dense_layers", "moe_layers", "window_layers", "mtp_layers")
@@ -256,7 +262,7 @@ class _Step:
         moe = picked["moe_layers"] + np.where(has_moe, mtp, 0.0)
 
         def both(block: Block) -> Column:
-            return (block.forward + block.backward)[:, rows.layer_row]
+            return block.forward + block.backward
 
         parts = dense * both(layers.dense) + moe * both(layers.moe)
         parts = parts - picked["window_layers"] * both(layers.window_saving)
@@ -279,18 +285,13 @@ class _Step:
         repeated = np.minimum(per_chunk * pp * config.vpp / depth, 1.0)
         times = []
         for direction in ("forward", "input_gradient", "weight_gradient"):
-            dense_s = rows.total(getattr(layers.dense, direction))
-            moe_s = rows.total(getattr(layers.moe, direction))
+            dense_s, moe_s = getattr(layers.dense, direction), getattr(layers.moe, direction)
             if direction == "input_gradient":
-                dense_s = dense_s + rows.total(layers.dense_again)
-                dense_s = dense_s + repeated * rows.total(layers.dense.forward)
-                moe_s = moe_s + rows.total(layers.moe_again)
-                moe_s = moe_s + repeated * rows.total(layers.moe.forward)
+                dense_s = dense_s + layers.dense_again + repeated * layers.dense.forward
+                moe_s = moe_s + layers.moe_again + repeated * layers.moe.forward
             total = dense * dense_s + moe * moe_s
-            total = total + (1 + model.mtp_layers) * rows.total(getattr(layers.output, direction))
-            total = total - model.window_layers * rows.total(
-                getattr(layers.window_saving, direction)
-            )
+            total = total + (1 + model.mtp_layers) * getattr(layers.output, direction)
+            total = total - model.window_layers * getattr(layers.window_saving, direction)
             times.append(total / pp)
         return times[0], times[1], times[2]
 
@@ -422,9 +423,7 @@ class _Step:
         """
         rates, config = self.rows.rates, self.rows.cases.config
         overlapped = (config.overlap & int(Overlap.DP)) > 0
-        overlapped &= ~np.isin(
-            config.schedule, [int(s) for s in Schedule if s.splits_weight_gradient]
-        )
+        overlapped &= ~_SPLITS_BACKWARD[config.schedule]
         backward = self._of_worst(self.backward + self.weight)
         forward = self._of_worst(self.forward)
         rest = np.maximum(reduce - rates.dp_hidden * backward, rates.dp_exposed * reduce)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specs.choices import V_SHAPED_SCHEDULES, Recompute, RecomputeMethod
+from specs.choices import Recompute, RecomputeMethod, Schedule
 from specs.config import ConfigTable
 from specs.layout import rank_of, virtual_stages
 from specs.model import Model
@@ -59,7 +59,9 @@ class StageColumns:
 
     def take(self, rows: Any) -> StageColumns:
         """The stages of the selected rows."""
-        return StageColumns(**{name: getattr(self, name)[rows] for name in _COLUMNS})
+        return StageColumns(
+            **{name: getattr(self, name).T.take(rows, axis=1).T for name in _COLUMNS}
+        )
 
 
 _COLUMNS = tuple(field.name for field in fields(StageColumns))
@@ -81,6 +83,9 @@ class _Recomputed(NamedTuple):
     layers_per_chunk: int
     layer_ids: tuple[int, ...]
 
+
+_IS_V_SHAPED = np.array([schedule.is_v_shaped for schedule in Schedule])
+"""Schedule code -> whether a rank holds stages from both ends of the pipeline."""
 
 ALL_LAYERS = 1 << 12
 """Recomputed layers a chunk that stand for every layer (uniform), MTP layers included."""
@@ -106,12 +111,11 @@ def stage_columns(cases: Cases, every_stage: bool = False) -> StageColumns:
 def stage_table(cases: Cases, every_stage: bool = False) -> tuple[StageColumns, Column]:
     """The distinct sets of stages (u, k) and which of them each row has, shape (n,)."""
     config = cases.config
-    v_shaped = np.isin(config.schedule, [int(s) for s in V_SHAPED_SCHEDULES])
     keys = (
         np.broadcast_to(cases.model_index, (len(cases),)),
         config.pp,
         config.vpp,
-        v_shaped.astype(np.int64),
+        _IS_V_SHAPED[config.schedule],
         config.layout,
         recomputed_per_chunk(config),
         config.recompute_layer_ids * (config.recompute == int(Recompute.FULL)),
@@ -145,32 +149,40 @@ def recomputed_per_chunk(config: ConfigTable) -> Column:
 
 def distinct_rows(keys: tuple[Column, ...]) -> tuple[Column, Column]:
     """First row of each distinct key and the key number of each row; keys are small integers."""
-    packed: Column = np.zeros(len(keys[1]), dtype=np.int64)
+    rows = len(keys[0])
+    if not rows:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    packed: Column = np.zeros(rows, dtype=np.int64)
     size = 1
     for column in keys:
-        low = int(column.min()) if len(column) else 0
-        high = int(column.max()) if len(column) else 0
-        if low == high:
-            continue
-        codes, count = _codes(column - low, high - low + 1)
-        packed, size = packed * count + codes, size * count
-        if size > 1 << 22:
-            packed, size = _codes(packed, size)
-    index, count = _codes(packed, size)
-    first = np.zeros(count, dtype=np.int64)
-    first[index[::-1]] = np.arange(len(index) - 1, -1, -1)
-    return first[: count if len(index) else 0], index
+        low, high = int(column.min()), int(column.max())
+        count = high - low + 1
+        fits_table = size * count <= _TABLE_ENTRIES * rows
+        if (size <= _TABLE_ENTRIES * rows and not fits_table) or size * count > _LARGEST_KEY:
+            packed, size = _numbered(packed, size)
+        packed, size = packed * count + (column - low), size * count
+    index, count = _numbered(packed, size)
+    first = np.empty(count, dtype=np.int64)
+    first[index[::-1]] = np.arange(rows - 1, -1, -1)
+    return first, index
 
 
-def _codes(values: Column, size: int) -> tuple[Column, int]:
+_LARGEST_KEY = 1 << 62
+_TABLE_ENTRIES = 16
+"""Entries a row up to which values are numbered by a table of all of them; else by sorting."""
+
+
+def _numbered(values: Column, size: int) -> tuple[Column, int]:
     """Values in [0, size) renumbered 0..count-1 in order, and the count."""
-    if size > 1 << 24:
-        distinct, codes = np.unique(values, return_inverse=True)
-        return codes, len(distinct)
+    if size > _TABLE_ENTRIES * len(values):
+        distinct, numbers = np.unique(values, return_inverse=True)
+        return numbers, len(distinct)
     present = np.zeros(size, dtype=bool)
     present[values] = True
-    numbers = np.cumsum(present, dtype=np.int64) - 1
-    return numbers[values], int(present.sum())
+    distinct = np.flatnonzero(present)
+    number = np.empty(size, dtype=np.int64)
+    number[distinct] = np.arange(len(distinct))
+    return number[values], len(distinct)
 
 
 @lru_cache(maxsize=1024)

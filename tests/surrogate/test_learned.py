@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specs.choices import Precision
+from specs.choices import (
+    MoeDispatcher,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    Schedule,
+    Sharding,
+)
 from specs.cluster import Cluster
+from specs.config import ConfigTable
 from specs.errors import InputError
 from specs.models_json import models_json
 from specs.runs import read_runs
@@ -66,18 +74,53 @@ def test_leaving_the_node_is_not_credited_by_clusters_unlike_it() -> None:
 def test_one_study_and_a_table_of_runs_get_the_same_residual() -> None:
     cases = study()
     residual = shipped().residual
-    columns = cases.config
-    rows = Cases.of_runs(
-        columns,
-        [Workload(model=cases.models[0], seq_len=4096, global_batch_size=512,
-                  routing_imbalance=1.0, target_tokens=None)] * len(cases),
-        [Cluster(name="", gpu=cases.gpus[0], num_nodes=8, gpus_per_node=8,
-                 price_usd_per_gpu_hour=None)] * len(cases),
-        [cases.stacks[0]] * len(cases),
-    )  # fmt: skip
-    one, many = residual.predict(cases), residual.predict(rows)
+    one, many = residual.predict(cases), residual.predict(_as_runs(cases))
     assert one.mean == pytest.approx(many.mean, abs=5e-3)
     assert one.sd == pytest.approx(many.sd, rel=0.15)
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x22b", "llama3-8b"])
+def test_a_study_is_the_product_of_its_meshes_and_styles(model: str) -> None:
+    """With few facts nothing is left out: both ways are then the same to rounding."""
+    cases = replace(study(model), config=_any_configs(300))
+    facts = _as_runs(cases.take(slice(0, 40)))
+    residual = Residual.fit(facts, np.random.default_rng(1).normal(0.0, 0.1, 40))
+    one, many = residual.predict(cases), residual.predict(_as_runs(cases))
+    for name in ("mean", "sd", "noise_sd", "bare_mean"):
+        assert getattr(one, name) == pytest.approx(getattr(many, name), abs=1e-9)
+    assert np.abs(one.mean - one.bare_mean).max() > 1e-3
+
+
+def _any_configs(rows: int) -> ConfigTable:
+    """Configs of all kinds, legal or not."""
+    draw = np.random.default_rng(0).integers
+    return ConfigTable.from_columns(
+        {
+            **{axis: 2 ** draw(0, 4, rows) for axis in ("tp", "pp", "cp", "ep", "mbs")},
+            "vpp": draw(1, 3, rows),
+            "recompute": draw(0, len(Recompute), rows),
+            "recompute_method": draw(0, len(RecomputeMethod), rows),
+            "recompute_layers": draw(0, 4, rows),
+            "recompute_modules": draw(0, 1 << 8, rows),
+            "moe_dispatcher": draw(0, len(MoeDispatcher), rows),
+            "sharding": draw(0, len(Sharding), rows),
+            "schedule": draw(0, len(Schedule), rows),
+            "precision": draw(0, len(Precision), rows),
+        }
+    )
+
+
+def _as_runs(cases: Cases) -> Cases:
+    """The configs of ``learned_cases.study`` as rows of a table of runs."""
+    workload = Workload(
+        model=cases.models[0], seq_len=4096, global_batch_size=512, routing_imbalance=1.0,
+        target_tokens=None,
+    )  # fmt: skip
+    cluster = Cluster(
+        name="", gpu=cases.gpus[0], num_nodes=8, gpus_per_node=8, price_usd_per_gpu_hour=None
+    )
+    n = len(cases)
+    return Cases.of_runs(cases.config, [workload] * n, [cluster] * n, [cases.stacks[0]] * n)
 
 
 def test_the_residual_is_read_as_written() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, gpu, prior_constants, study
+from scipy.special import stdtr
 
 from specs.choices import (
     MoeDispatcher,
@@ -23,6 +24,8 @@ from specs.config import ConfigTable, TrainingConfig
 from specs.stack import Framework, Stack
 from surrogate.memory import (
     CHUNK_ROWS,
+    STUDENT_DEGREES,
+    TWO_THIRDS,
     counter_reading,
     explain_gap,
     fit_probability,
@@ -278,6 +281,9 @@ def test_fit_probability() -> None:
     one_sd = fit_probability(100.0 * np.exp(-0.05), 100.0, 0.05)
     assert one_sd == pytest.approx(0.8413, abs=1e-3)
     assert 1e-3 < fit_probability(100.0 * np.exp(0.25), 100.0, 0.05) < 1e-2
+    held = np.geomspace(1.0, 1e4, 101)
+    expected = stdtr(STUDENT_DEGREES, np.log(100.0 / held) / 0.05 * TWO_THIRDS)
+    assert fit_probability(held, 100.0, 0.05) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_interval_holds_what_it_says() -> None:

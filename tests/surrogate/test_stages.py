@@ -13,7 +13,7 @@ from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, study
 from specs.choices import Recompute, RecomputeMethod, Schedule
 from specs.config import ConfigTable, TrainingConfig
 from specs.model import Model
-from surrogate.pipeline.stages import StageColumns, stage_columns
+from surrogate.pipeline.stages import StageColumns, distinct_rows, stage_columns
 
 LAYOUT = "Et*1|t*1|" + "t*2|" * 29 + "t*1,L"
 HELD = ("dense_layers", "moe_layers", "mtp_layers", "has_embedding", "has_output")
@@ -106,3 +106,15 @@ def test_many_rows_share_their_partitions() -> None:
         k = one.rank.shape[1]
         assert (many.rank[row, :k] == one.rank[0]).all()
         assert (many.moe_layers[row, :k] == one.moe_layers[0]).all()
+
+
+@pytest.mark.parametrize("spread", [2, 40, 1 << 20, 1 << 40])
+def test_distinct_rows_are_those_of_sorting(spread: int) -> None:
+    """Few values are numbered by a table, many by sorting, more than fit an integer in steps."""
+    keys = np.random.default_rng(0).integers(-3, spread, (500, 3))
+    keys[250:] = keys[:250]
+    first, index = distinct_rows(tuple(keys.T))
+    _, expected, number = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    assert first.tolist() == expected.tolist()
+    assert index.tolist() == number.ravel().tolist()
+    assert [len(found) for found in distinct_rows(tuple(keys[:0].T))] == [0, 0]

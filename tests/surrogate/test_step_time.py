@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specs.choices import Overlap, Precision, Recompute, Schedule
-from specs.config import TrainingConfig
+from specs.config import ConfigTable, TrainingConfig
 from specs.model import Model
 from specs.models_json import models_json
 from specs.run_rows import model_flops_per_token
@@ -114,6 +115,22 @@ def test_one_row_is_a_table_of_one_row() -> None:
     assert together == pytest.approx(alone, rel=1e-12)
 
 
+def test_layers_are_shared_by_no_rows_that_differ_in_them() -> None:
+    draw = np.random.default_rng(0).integers
+    rows = 200
+    columns = {
+        **{axis: 2 ** draw(0, 3, rows) for axis in ("tp", "pp", "cp", "ep", "etp", "mbs")},
+        **{axis: draw(0, 2, rows) for axis in ("sequence_parallel", "cross_entropy_fusion")},
+        **{axis: draw(0, 3, rows) for axis in ("cp_comm", "moe_dispatcher", "sync_free_stage")},
+        "recompute_modules": draw(0, 1 << 8, rows),
+        "overlap": draw(0, 1 << 4, rows),
+        "precision": np.where(draw(0, 2, rows), int(Precision.FP8), int(Precision.BF16)),
+    }
+    cases = replace(study(TrainingConfig()), config=ConfigTable.from_columns(columns))
+    alone = [seconds(cases.take(slice(row, row + 1)))[0] for row in range(rows)]
+    assert seconds(cases) == pytest.approx(alone, rel=1e-12)
+
+
 def test_layers_can_be_shared_over_chunks() -> None:
     cases = study(*(TrainingConfig(pp=4, ep=8, mbs=m) for m in (1, 2, 4)))
     layers = layer_table(cases, SHIPPED)
@@ -130,8 +147,6 @@ def test_sliding_windows_save_attention() -> None:
 
 
 def _attention_of(model: Model) -> float:
-    from dataclasses import replace
-
     from specs.model import ModelColumns
 
     cases = study(TrainingConfig(), model="llama3-8b", gpu="H100-SXM", num_gpus=8, seq_len=32768)
