@@ -38,6 +38,11 @@ class Level:
     labels: tuple[str, ...]
     codes: Column
 
+    def labels_seen(self) -> set[str]:
+        """Labels that a row has."""
+        counts = np.bincount(np.ravel(self.codes), minlength=len(self.labels))
+        return {label for label, count in zip(self.labels, counts, strict=True) if count}
+
 
 def _cross(first: Level, second: Level) -> Level:
     labels = tuple(f"{a}/{b}" for a in first.labels for b in second.labels)
@@ -154,6 +159,7 @@ class RateDesign:
     def __init__(self, cases: Cases, only: Mapping[str, int] | None = None) -> None:
         """Sets up the design; ``only`` limits it to constants known at these positions."""
         levels = levels_of(cases)
+        seen = {name: level.labels_seen() for name, level in levels.items()}
         self.names: list[str] = []
         self._position: dict[str, int] = {}
         self._factors: dict[str, list[tuple[NDArray[np.int64], Column]]] = {}
@@ -166,8 +172,7 @@ class RateDesign:
                 if family != column:
                     name = name.replace("rate", "bf16").replace("format", "16bit")
                 level = levels[name]
-                seen = np.unique(level.codes)
-                used = {label for code, label in enumerate(level.labels) if code in seen}
+                used = seen[name]
                 if only is not None:
                     used = {label for label in used if f"{family}/{label}" in only}
                 if not used:
