@@ -11,7 +11,7 @@ reweighted as in Student-t regression, so that a mislabelled row does not pull i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -51,8 +51,12 @@ NEAREST = 96
 """Facts of a study that its spread is computed from: those most alike; the others say little."""
 REMEMBERED = 16
 """Studies whose facts are kept at hand."""
-POINTS_AT_ONCE = 64
-"""Points computed at once: their covariance with all facts stays in the cache."""
+UNTHREADED = 1 << 18
+"""Multiplications of a matrix product up to which OpenBLAS starts no threads: on so little they
+would wait for each other longer than they work."""
+POINTS_AT_ONCE = UNTHREADED // NEAREST**2
+ROWS_AT_ONCE = 256
+"""Points of a study, and rows of any models, computed at once; both stay in the cache."""
 MOST_CREDITED = 0.9
 """Recomputation is never free: of its cost in the physics, at most this share is credited back.
 Assumed: runs left out are predicted equally well at any share from 0.9 to 1."""
@@ -175,8 +179,8 @@ class Residual:
     ) -> tuple[Floats, Floats, Floats]:
         """Mean, sd and bare mean of rows that share model, GPU and stack.
 
-        Each gets the same in any company. Likeness is a product over coordinates: that of the mesh
-        and that of the rest are computed once for each of the few distinct ones.
+        Each gets the same in any company. Likeness is a product over coordinates: that in MESH and
+        that in STYLE are computed once for each of the few distinct ones.
         """
         facts, own_sd = self._facts_of(cases.take(slice(0, 1))), own_sd[:1]
         first, mesh = distinct_rows(tuple(getattr(cases.config, axis) for axis in MESH_AXES))
@@ -190,7 +194,8 @@ class Residual:
         by_style = _likeness(styles, facts.points[:, _STYLE])
         # Every row twice: as it is, and as if it recomputed nothing.
         mesh = np.tile(mesh, 2)
-        style = np.concatenate([kind[: len(first)][style], kind[len(first) :][style]])
+        as_is, without = kind.reshape(2, -1)
+        style = np.concatenate([as_is[style], without[style]])
         first, index = distinct_rows((mesh, style))
 
         def shared(some: slice) -> Floats:
@@ -198,9 +203,9 @@ class Residual:
             found *= by_style.take(style[first[some]], axis=0)
             return found
 
-        sums, closest, known = _explained(
-            len(first), shared, facts.weights, facts.whitened if with_sd else None
-        )
+        blocks = _blocks(len(first), POINTS_AT_ONCE)
+        whitened = facts.whitened if with_sd else None
+        sums, closest, known = _explained(blocks, shared, facts.weights, whitened)
         mean = _credited(sums[:, 0], sums[:, 1], closest, own_sd)
         sd = _left_sd(known, own_sd)
         return mean[index[: len(cases)]], sd[index[: len(cases)]], mean[index[len(cases) :]]
@@ -225,19 +230,17 @@ class Residual:
     ) -> tuple[Floats, Floats]:
         """Mean and sd of points, whose classes ``by_kind``, shape (k, r), and ``kind`` describe."""
         leaves = points[:, _LEAVES]
-        ratio = _ratio_within_domain(leaves.max(initial=0.0), self.points[:, _LEAVES])
+        ratio = _ratio_within_domain(float(leaves.max(initial=0.0)), self.points[:, _LEAVES])
 
         def shared(some: slice) -> Floats:
             found = _likeness(points[some], self.points)
             found *= by_kind.take(kind[some], axis=0)
             return found
 
-        sums, closest, known = _explained(
-            len(points),
-            shared,
-            np.column_stack([self.weights, ratio * self.weights]),
-            self._whitened if with_sd else None,
-        )
+        blocks = _blocks(len(points), ROWS_AT_ONCE)
+        weights = np.column_stack([self.weights, ratio * self.weights])
+        whitened = self._whitened if with_sd else None
+        sums, closest, known = _explained(blocks, shared, weights, whitened)
         inside = np.where(leaves > 0, sums[:, 1], sums[:, 0])
         return _credited(sums[:, 0], inside, closest, own_sd), _left_sd(known, own_sd)
 
@@ -268,7 +271,7 @@ class Residual:
         near_labels = {name: column[nearest] for name, column in self.labels.items()}
         near = self.points[nearest]
         prior = covariance(near, near_labels, near, near_labels) + np.diag(self.noise[nearest])
-        ratio = _ratio_within_domain(point[_LEAVES], self.points[order, _LEAVES])
+        ratio = _ratio_within_domain(float(point[_LEAVES]), self.points[order, _LEAVES])
         weights = self.weights[order]
         return _StudyFacts(
             points=self.points[order],
@@ -325,32 +328,37 @@ class Residual:
         )
 
 
-def _ratio_within_domain(leaves: Any, theirs: Floats) -> Floats:
-    """Likeness to each fact within a scale-up domain over that outside of it.
+def _ratio_within_domain(leaves: float, theirs: Floats) -> Floats:
+    """Likeness to each fact within a scale-up domain over that outside of it, shape (r,).
 
-    One coordinate of a product of exponentials, ``leaves`` () or (n, 1), is exchanged for 0.
+    One coordinate of a product of exponentials, ``leaves``, is exchanged for 0.
     """
     ratio: Floats = np.exp(0.5 * (np.square(leaves - theirs) - np.square(theirs)))
     return ratio
 
 
+def _blocks(count: int, at_once: int) -> list[slice]:
+    """Consecutive slices of ``count`` rows."""
+    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+
+
 def _explained(
-    count: int,
+    blocks: Sequence[slice],
     shared: Callable[[slice], Floats],
     weights: Floats,
     whitened: Callable[[Floats], Floats] | None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Sums, shape (n, 2), largest covariance and explained variance of points, a block at a time.
+    """Sums, shape (n, 2), largest covariance and explained variance of points, shape (n,).
 
     Args:
-        count: n.
-        shared: covariance of some points with r facts, shape (some, r).
+        blocks: of the n points.
+        shared: covariance of the points of a block with r facts, shape (some, r).
         weights: of the sums, shape (r, 2).
         whitened: see ``Residual._whitened``; None where the variance is not asked for (NaN then).
     """
+    count = blocks[-1].stop if blocks else 0
     sums, closest, known = np.empty((count, 2)), np.empty(count), np.full(count, np.nan)
-    for start in range(0, count, POINTS_AT_ONCE):
-        some = slice(start, start + POINTS_AT_ONCE)
+    for some in blocks:
         block = shared(some)
         sums[some] = block @ weights
         closest[some] = block.max(axis=1)
@@ -415,10 +423,13 @@ def covariance(
 
 def _likeness(points: Floats, others: Floats) -> Floats:
     """Likeness by coordinates alone, shape (n, m): 1 for equal ones."""
-    exponent = points @ others.T
-    exponent -= 0.5 * np.square(points).sum(axis=1)[:, None]
-    exponent -= 0.5 * np.square(others).sum(axis=1)
-    likeness: Floats = np.exp(exponent, out=exponent)
+    likeness = np.empty((len(points), len(others)))
+    squared, other_squared = (0.5 * np.square(x).sum(axis=1) for x in (points, others))
+    for some in _blocks(len(points), max(UNTHREADED // max(others.size, 1), 1)):
+        exponent = np.matmul(points[some], others.T, out=likeness[some])
+        exponent -= squared[some, None]
+        exponent -= other_squared
+        np.exp(exponent, out=exponent)
     return likeness
 
 
