@@ -86,9 +86,10 @@ class Operators:
         self.flops_16bit = cluster.peak_bf16_flops * np.minimum(efficiency, 1.0)
         self.is_lora = cases.workload.kind == int(TrainingKind.LORA)
         self.gradient_traffic = 2.0 * cases.stack.gradient_bytes / self.hbm
-        self.norm_moved = (
-            rates.elementwise_passes * BYTES / (self.hbm * np.minimum(efficiency, 1.0))
+        passes = rates.elementwise_passes * np.where(
+            cases.stack.compiled, rates.compiled_passes, 1.0
         )
+        self.norm_moved = passes * BYTES / (self.hbm * np.minimum(efficiency, 1.0))
 
     def rows(self) -> int:
         return len(self.config)

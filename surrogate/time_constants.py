@@ -27,6 +27,7 @@ from surrogate.time_rates import (
     KNOWN_FACTORS,
     MEASURED_SD,
     RATE_COLUMNS,
+    Known,
     TimeRates,
 )
 
@@ -112,9 +113,10 @@ def prior_of(name: str) -> tuple[float, float, str, str]:
     belief = BELIEFS[family]
     if not labels:
         return belief.prior, belief.sd, belief.unit, belief.source
-    prior, source = KNOWN_FACTORS.get(name, (1.0, "assumed: like its kin"))
-    level = next(n for n in belief.levels if _belongs(labels, n))
-    sd = belief.levels[level]
+    prior, source, sd = KNOWN_FACTORS.get(name, Known(1.0, "assumed: like its kin"))
+    if sd is None:
+        level = next(n for n in belief.levels if _belongs(labels, n))
+        sd = belief.levels[level]
     if source.startswith("measured"):
         sd = min(sd, MEASURED_SD)
     return prior, sd, "factor", source

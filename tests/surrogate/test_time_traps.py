@@ -262,3 +262,15 @@ def test_fp32_is_never_faster_however_much_waits_for_the_host(framework: Framewo
 def test_no_gpu_projects_as_another() -> None:
     speeds = {gpu: seconds(study(BASE, gpu=gpu))[0] for gpu in ("MI300X", "MI325X", "MI355X")}
     assert speeds["MI300X"] > speeds["MI325X"] > speeds["MI355X"]
+
+
+def test_compiling_saves_passes_over_memory_and_nothing_else() -> None:
+    config = TrainingConfig(sharding=Sharding.FSDP)
+    cases = [
+        study(config, model="llama3-8b", gbs=64, stack=Stack(compiled=compiled))
+        for compiled in (False, True)
+    ]
+    eager, compiled = (part(case, "elementwise")[0] for case in cases)
+    assert 0.3 * eager < compiled < eager
+    for name in ("gemm", "attention", "tp", "dp"):
+        assert part(cases[1], name)[0] == pytest.approx(part(cases[0], name)[0], rel=0.05, abs=1e-3)
