@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.choices import Precision, Sharding, TrainingKind
+from specs.stack import Framework
 from surrogate.cases import Cases
 from surrogate.memory_constants import MemoryConstants
 from surrogate.pipeline.stages import StageColumns
@@ -24,6 +25,9 @@ COMPUTE_BYTES = 2.0
 """Bytes of a weight that takes part in GEMMs; a frozen base has no more (4-bit: less)."""
 
 FP8_BYTES = 1.0
+
+IS_DEEPSPEED = np.isin(sorted(Framework), (Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED))
+"""By Framework code."""
 
 
 class StageParameters(NamedTuple):
@@ -124,6 +128,15 @@ def shards(cases: Cases) -> tuple[Column, Column]:
     return dense, np.maximum(experts, 1)
 
 
+def state_sharding(cases: Cases) -> Column:
+    """Level at which states are sharded, (n,): as configured, but at least that of the optimizer
+    where DeepSpeed trains in bf16, whose BF16_Optimizer partitions master weights and moments over
+    data parallelism without ZeRO as well (deepspeed/runtime/bf16_optimizer.py)."""
+    c = cases.config
+    partitions = IS_DEEPSPEED[cases.stack.framework] & (c.precision == int(Precision.BF16))
+    return np.asarray(np.where(partitions, np.maximum(c.sharding, int(Sharding.ZERO1)), c.sharding))
+
+
 def state_bytes(
     cases: Cases, parameters: StageParameters, constants: MemoryConstants
 ) -> StateBytes:
@@ -132,10 +145,11 @@ def state_bytes(
     dense_shards, expert_shards = shards(cases)
     dense, experts = parameters.dense_side, parameters.experts
     by_dense, by_expert = column(1.0 / dense_shards), column(1.0 / expert_shards)
+    sharding = state_sharding(cases)
 
     def sharded(from_level: Sharding) -> Column:
         """Parameters whose state a GPU keeps where sharding starts at this level."""
-        level = column(c.sharding >= int(from_level))
+        level = column(sharding >= int(from_level))
         kept: Column = dense * np.where(level, by_dense, 1.0)
         kept += experts * np.where(level, by_expert, 1.0)
         return kept

@@ -23,7 +23,7 @@ from memory_cases import (
 
 from specs.choices import Precision, Sharding, TrainingKind
 from specs.config import TrainingConfig
-from specs.stack import Stack
+from specs.stack import Framework, Stack
 from surrogate.cases import Cases
 from surrogate.pipeline.stages import stage_columns
 from surrogate.states import StageParameters, stage_parameters, state_bytes
@@ -167,6 +167,22 @@ def test_sharding_levels(sharding: Sharding, replicate: int, expected: float) ->
     states = state_bytes(cases, held, prior_constants())
     total = states.weights + states.gradients + states.optimizer
     assert total[0, 0] / held.total[0, 0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_deepspeed_partitions_bf16_optimizers_without_zero() -> None:
+    """deepspeed/runtime/bf16_optimizer.py: 2 + 6 bytes stay whole, 12 are shared by 8 ranks."""
+    deepspeed = Stack(framework=Framework.MEGATRON_DEEPSPEED, gradient_bytes=6.0)
+
+    def per_parameter(precision: Precision) -> float:
+        config = TrainingConfig(sharding=Sharding.NONE, precision=precision)
+        cases = study(LLAMA_8B, config, num_gpus=8, stack=deepspeed)
+        held = parameters(cases)
+        states = state_bytes(cases, held, prior_constants())
+        total = states.weights + states.gradients + states.optimizer
+        return float(total[0, 0] / held.total[0, 0])
+
+    assert per_parameter(Precision.BF16) == 2 + 6 + 12 / 8
+    assert per_parameter(Precision.FP16) == 2 + 6 + 12
 
 
 def test_context_parallel_ranks_share_the_optimizer() -> None:
