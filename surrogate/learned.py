@@ -25,9 +25,10 @@ from surrogate.calibration import Calibration, Offset, Rehearsal
 from surrogate.calibration_prior import alike, labels_of
 from surrogate.cases import Cases, Column
 from surrogate.constants import ConstantFile, shipped_constants, write_json
+from surrogate.likeness import signal_sd
 from surrogate.memory_calibration import MemoryFacts
 from surrogate.projection import Corrected, project
-from surrogate.residual import DENSE_NOISE_SD, Prediction, Residual, signal_sd
+from surrogate.residual import DENSE_NOISE_SD, Prediction, Residual
 from surrogate.run_cases import cases_of
 from surrogate.step_time import StepTime, step_time
 from surrogate.time_constants import RateDesign, TimeConstants, nudged

@@ -27,8 +27,9 @@ from surrogate.cases import Cases
 from surrogate.features import classes, features
 from surrogate.fitting import STEP, fit, measured_step_s, row_weights
 from surrogate.learned import SHIPPED, Learned, write_learned
+from surrogate.likeness import covariance
 from surrogate.pipeline.stages import StageColumns, stage_columns
-from surrogate.residual import Residual, covariance, reweighted_noise
+from surrogate.residual import Residual, reweighted_noise
 from surrogate.run_cases import cases_of
 from surrogate.step_time import step_time
 from surrogate.time_constants import RateDesign, TimeConstants, nudged, prior_of

@@ -11,10 +11,10 @@ reweighted as in Student-t regression, so that a mislabelled row does not pull i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,49 +22,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
 from surrogate.cases import Cases, Column
-from surrogate.features import (
-    CLASSES,
-    FEATURES,
-    MESH,
-    MESH_AXES,
-    STYLE,
-    classes,
-    features,
-    style_keys,
-)
+from surrogate.features import CLASSES, FEATURES, classes, features
+from surrogate.likeness import class_covariance, covariance, likeness, signal_sd
 from surrogate.pipeline.stages import distinct_rows
+from surrogate.posterior import blocks, credited, explained, left_sd, ratio_within_domain
 from surrogate.step_time import StepTime
+from surrogate.study_residual import NEAREST, OF_STUDY, StudyFacts
 
 Floats = NDArray[np.float64]
 
-SIGNAL_SD = 0.10
-"""Prior sd of the log error that the physics leaves in a dense run and that others share."""
-MOE_SIGNAL_FACTOR = 1.6
-"""The same for MoE runs, times this."""
 DENSE_NOISE_SD, MOE_NOISE_SD = 0.015, 0.10
 """Scatter of runs with equal stated layout: releases, kernels and flags that no row states."""
 STUDENT_DEGREES = 1.5
 NEGLIGIBLE = 1e-3
 """Facts whose covariance with a study is below this share of the largest are left out of it:
 together they move a mean by less than 1e-3."""
-NEAREST = 96
-"""Facts of a study that its spread is computed from: those most alike; the others say little."""
 REMEMBERED = 16
 """Studies whose facts are kept at hand."""
-UNTHREADED = 1 << 18
-"""Multiplications of a matrix product up to which OpenBLAS starts no threads: on so little they
-would wait for each other longer than they work."""
-POINTS_AT_ONCE = UNTHREADED // NEAREST**2
 ROWS_AT_ONCE = 256
-"""Points of a study, and rows of any models, computed at once; both stay in the cache."""
+"""Rows of any models computed at once: their covariance with all facts stays in the cache."""
 MOST_CREDITED = 0.9
 """Recomputation is never free: of its cost in the physics, at most this share is credited back.
 Assumed: runs left out are predicted equally well at any share from 0.9 to 1."""
 _LEAVES = FEATURES.index("leaves_domain")
 _RECOMPUTE = FEATURES.index("recompute")
-_MESH, _STYLE = ([FEATURES.index(name) for name in names] for names in (MESH, STYLE))
-_OF_STUDY = [i for i, name in enumerate(FEATURES) if name not in MESH + STYLE]
-"""Coordinates that do not depend on the config."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +72,6 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class _StudyFacts:
-    """Facts of one study, the most alike first.
-
-    ``scale`` is their covariance with a config of the study that has their MESH and STYLE, shape
-    (r,). ``weights``, shape (r, 2), make a mean of covariances, and the mean of the same config
-    within a scale-up domain. ``whitening`` is the inverse of the Cholesky factor of the first few.
-    """
-
-    points: Floats
-    scale: Floats
-    weights: Floats
-    whitening: Floats
-
-    def whitened(self, shared: Floats) -> Floats:
-        """Covariance with the facts, shape (n, r), as that with few uncorrelated ones."""
-        return self.whitening @ shared[:, : len(self.whitening)].T
-
-
-@dataclass(frozen=True)
 class Residual:
     """A fitted process: its facts and what follows from them.
 
@@ -121,7 +83,7 @@ class Residual:
     labels: Mapping[str, Column]
     errors: Floats
     noise: Floats
-    _studies: dict[Any, _StudyFacts] = field(default_factory=dict, compare=False, repr=False)
+    _studies: dict[Any, StudyFacts] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -144,6 +106,26 @@ class Residual:
         prior = covariance(points, labels, points, labels)
         noise = reweighted_noise(prior, labels["moe"] == "moe", log_errors)
         return cls(points, labels, np.asarray(log_errors, dtype=np.float64), noise)
+
+    @cached_property
+    def _merged(self) -> _Merged:
+        """The same process with one fact for all runs of equal coordinates and classes.
+
+        Their errors are averaged and their noise shrinks: the same is predicted, from fewer facts.
+        """
+        codes = [np.unique(self.labels[n].astype(str), return_inverse=True)[1] for n in CLASSES]
+        place = np.column_stack([self.points, *codes])
+        _, first, index = np.unique(place, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        first, fact_of_run = first[order], np.argsort(order)[index.ravel()]
+        precision = np.bincount(fact_of_run, 1.0 / self.noise)
+        facts = Residual(
+            points=self.points[first],
+            labels={name: column[first] for name, column in self.labels.items()},
+            errors=np.bincount(fact_of_run, self.errors / self.noise) / precision,
+            noise=1.0 / precision,
+        )
+        return _Merged(facts, fact_of_run)
 
     @cached_property
     def factor(self) -> Floats:
@@ -170,45 +152,9 @@ class Residual:
         noise_sd = np.where(moe, MOE_NOISE_SD, DENSE_NOISE_SD)
         if not len(self) or not len(cases):
             return Prediction(np.zeros(len(moe)), signal_sd(moe), noise_sd, np.zeros(len(moe)))
-        find = self._of_study if cases.is_study else self._of_rows
+        find = self._facts_of(cases).predict if cases.is_study else self._merged.facts._of_rows
         mean, sd, bare_mean = find(cases, signal_sd(moe), with_sd)
         return Prediction(mean, sd, noise_sd, bare_mean)
-
-    def _of_study(
-        self, cases: Cases, own_sd: Floats, with_sd: bool
-    ) -> tuple[Floats, Floats, Floats]:
-        """Mean, sd and bare mean of rows that share model, GPU and stack.
-
-        Each gets the same in any company. Likeness is a product over coordinates: that in MESH and
-        that in STYLE are computed once for each of the few distinct ones.
-        """
-        facts, own_sd = self._facts_of(cases.take(slice(0, 1))), own_sd[:1]
-        first, mesh = distinct_rows(tuple(getattr(cases.config, axis) for axis in MESH_AXES))
-        meshes = features(cases.take(first))[:, _MESH]
-        first, style = distinct_rows(style_keys(cases))
-        styles = features(cases.take(first))[:, _STYLE]
-        bare = styles * (np.array(STYLE) != "recompute")
-        styles, kind = np.unique(np.concatenate([styles, bare]), axis=0, return_inverse=True)
-        by_mesh = _likeness(meshes, facts.points[:, _MESH])
-        by_mesh *= facts.scale
-        by_style = _likeness(styles, facts.points[:, _STYLE])
-        # Every row twice: as it is, and as if it recomputed nothing.
-        mesh = np.tile(mesh, 2)
-        as_is, without = kind.reshape(2, -1)
-        style = np.concatenate([as_is[style], without[style]])
-        first, index = distinct_rows((mesh, style))
-
-        def shared(some: slice) -> Floats:
-            found: Floats = by_mesh.take(mesh[first[some]], axis=0)
-            found *= by_style.take(style[first[some]], axis=0)
-            return found
-
-        blocks = _blocks(len(first), POINTS_AT_ONCE)
-        whitened = facts.whitened if with_sd else None
-        sums, closest, known = _explained(blocks, shared, facts.weights, whitened)
-        mean = _credited(sums[:, 0], sums[:, 1], closest, own_sd)
-        sd = _left_sd(known, own_sd)
-        return mean[index[: len(cases)]], sd[index[: len(cases)]], mean[index[len(cases) :]]
 
     def _of_rows(
         self, cases: Cases, own_sd: Floats, with_sd: bool
@@ -230,19 +176,19 @@ class Residual:
     ) -> tuple[Floats, Floats]:
         """Mean and sd of points, whose classes ``by_kind``, shape (k, r), and ``kind`` describe."""
         leaves = points[:, _LEAVES]
-        ratio = _ratio_within_domain(float(leaves.max(initial=0.0)), self.points[:, _LEAVES])
+        ratio = ratio_within_domain(float(leaves.max(initial=0.0)), self.points[:, _LEAVES])
 
         def shared(some: slice) -> Floats:
-            found = _likeness(points[some], self.points)
+            found = likeness(points[some], self.points)
             found *= by_kind.take(kind[some], axis=0)
             return found
 
-        blocks = _blocks(len(points), ROWS_AT_ONCE)
+        parts = blocks(len(points), ROWS_AT_ONCE)
         weights = np.column_stack([self.weights, ratio * self.weights])
         whitened = self._whitened if with_sd else None
-        sums, closest, known = _explained(blocks, shared, weights, whitened)
+        sums, closest, known = explained(parts, shared, weights, whitened)
         inside = np.where(leaves > 0, sums[:, 1], sums[:, 0])
-        return _credited(sums[:, 0], inside, closest, own_sd), _left_sd(known, own_sd)
+        return credited(sums[:, 0], inside, closest, own_sd), left_sd(known, own_sd)
 
     def _whitened(self, shared: Floats) -> Floats:
         """Covariance with all facts, shape (n, r), as that with uncorrelated ones, shape (r, n)."""
@@ -251,30 +197,37 @@ class Residual:
         whitened: Floats = solve_triangular(self.factor, shared.T, lower=True, check_finite=False)
         return whitened
 
-    def _facts_of(self, one: Cases) -> _StudyFacts:
-        """The facts that say something of a study, the most alike first; ``one`` is a row of it."""
+    def _facts_of(self, cases: Cases) -> StudyFacts:
+        """The facts that say something of the study of these rows."""
+        one = cases.take(slice(0, 1))
         point, labels = features(one)[0], classes(one)
-        key = (*point[_OF_STUDY].tolist(), *(str(labels[name][0]) for name in CLASSES))
+        key = (*point[OF_STUDY].tolist(), *(str(labels[name][0]) for name in CLASSES))
         if key not in self._studies:
             if len(self._studies) >= REMEMBERED:
                 self._studies.clear()
             self._studies[key] = self._study_facts(point, labels)
         return self._studies[key]
 
-    def _study_facts(self, point: Floats, labels: Mapping[str, Column]) -> _StudyFacts:
+    def _study_facts(self, point: Floats, labels: Mapping[str, Column]) -> StudyFacts:
         """Facts of a study from the coordinates of one row, shape (f,), and its classes."""
-        scale = class_covariance(labels, self.labels)[0]
-        scale = scale * _likeness(point[None, _OF_STUDY], self.points[:, _OF_STUDY])[0]
+        facts, fact_of_run = self._merged
+        scale = class_covariance(labels, facts.labels)[0]
+        scale *= likeness(point[None, OF_STUDY], facts.points[:, OF_STUDY])[0]
+        least = NEGLIGIBLE * scale.max()
         order = np.argsort(-scale, kind="stable")
-        order = order[scale[order] > NEGLIGIBLE * scale.max()]
-        nearest = order[:NEAREST]
-        near_labels = {name: column[nearest] for name, column in self.labels.items()}
-        near = self.points[nearest]
-        prior = covariance(near, near_labels, near, near_labels) + np.diag(self.noise[nearest])
-        ratio = _ratio_within_domain(float(point[_LEAVES]), self.points[order, _LEAVES])
-        weights = self.weights[order]
-        return _StudyFacts(
-            points=self.points[order],
+        order = order[scale[order] > least]
+        runs = np.argsort(-scale[fact_of_run], kind="stable")[:NEAREST]
+        runs = runs[scale[fact_of_run[runs]] > least]
+        precision = np.bincount(fact_of_run[runs], 1.0 / self.noise[runs], len(facts))[order]
+        nearest = order[: np.count_nonzero(precision)]
+        near_labels = {name: column[nearest] for name, column in facts.labels.items()}
+        near = facts.points[nearest]
+        prior = covariance(near, near_labels, near, near_labels)
+        prior += np.diag(1.0 / precision[: len(nearest)])
+        ratio = ratio_within_domain(float(point[_LEAVES]), facts.points[order, _LEAVES])
+        weights = facts.weights[order]
+        return StudyFacts(
+            points=facts.points[order],
             scale=scale[order],
             weights=np.column_stack([weights, ratio * weights]),
             whitening=np.asarray(np.linalg.inv(np.linalg.cholesky(prior)), dtype=np.float64),
@@ -286,7 +239,8 @@ class Residual:
         own = covariance(points, labels, points, labels)
         if not len(self):
             return own
-        known = self._whitened(covariance(points, labels, self.points, self.labels))
+        facts = self._merged.facts
+        known = facts._whitened(covariance(points, labels, facts.points, facts.labels))
         left: Floats = own - known.T @ known
         return left
 
@@ -328,68 +282,12 @@ class Residual:
         )
 
 
-def _ratio_within_domain(leaves: float, theirs: Floats) -> Floats:
-    """Likeness to each fact within a scale-up domain over that outside of it, shape (r,).
+class _Merged(NamedTuple):
+    """Facts of distinct coordinates, in the order of the first run of each, and the fact that each
+    run belongs to."""
 
-    One coordinate of a product of exponentials, ``leaves``, is exchanged for 0.
-    """
-    ratio: Floats = np.exp(0.5 * (np.square(leaves - theirs) - np.square(theirs)))
-    return ratio
-
-
-def _blocks(count: int, at_once: int) -> list[slice]:
-    """Consecutive slices of ``count`` rows."""
-    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
-
-
-def _explained(
-    blocks: Sequence[slice],
-    shared: Callable[[slice], Floats],
-    weights: Floats,
-    whitened: Callable[[Floats], Floats] | None,
-) -> tuple[Floats, Floats, Floats]:
-    """Sums, shape (n, 2), largest covariance and explained variance of points, shape (n,).
-
-    Args:
-        blocks: of the n points.
-        shared: covariance of the points of a block with r facts, shape (some, r).
-        weights: of the sums, shape (r, 2).
-        whitened: see ``Residual._whitened``; None where the variance is not asked for (NaN then).
-    """
-    count = blocks[-1].stop if blocks else 0
-    sums, closest, known = np.empty((count, 2)), np.empty(count), np.full(count, np.nan)
-    for some in blocks:
-        block = shared(some)
-        sums[some] = block @ weights
-        closest[some] = block.max(axis=1)
-        if whitened:
-            known[some] = np.square(whitened(block)).sum(axis=0)
-    return sums, closest, known
-
-
-def _credited(mean: Floats, inside: Floats, closest: Floats, own_sd: Floats) -> Floats:
-    """Mean of rows, where leaving the scale-up domain is credited as far as runs like them say.
-
-    Clusters whose runs came out faster than single nodes, against the physics, were other clusters:
-    carried over whole, a GPU would gain by sharing its work with other nodes. Of what a row would
-    gain over the same row within a domain, the part stays that its likest fact vouches for.
-
-    Args:
-        mean: of all facts, shape (n,).
-        inside: the same for the row within a domain.
-        closest: largest covariance with a fact.
-        own_sd: prior sd of the row.
-    """
-    likeness = np.minimum(closest / np.square(own_sd), 1.0)
-    gain = np.maximum(mean - inside, 0.0)
-    credited: Floats = mean - gain * (1.0 - np.square(likeness))
-    return credited
-
-
-def _left_sd(known: Floats, own_sd: Floats) -> Floats:
-    """What is left of a prior sd once ``known`` of its variance is explained."""
-    left: Floats = np.sqrt(np.maximum(np.square(own_sd) - known, 1e-12))
-    return left
+    facts: Residual
+    fact_of_run: Column
 
 
 class _Facts(BaseModel):
@@ -402,49 +300,6 @@ class _Facts(BaseModel):
     labels: dict[str, list[str]]
     errors: list[float]
     noise: list[Annotated[float, Field(gt=0)]]
-
-
-def signal_sd(moe: Column) -> Floats:
-    """Prior sd of what the physics leaves, by row."""
-    sd: Floats = SIGNAL_SD * np.where(moe, MOE_SIGNAL_FACTOR, 1.0)
-    return sd
-
-
-def covariance(
-    points: Floats,
-    labels: Mapping[str, Column],
-    other_points: Floats,
-    other_labels: Mapping[str, Column],
-) -> Floats:
-    """Prior covariance of log errors between rows and other rows, shape (n, m)."""
-    shared: Floats = _likeness(points, other_points) * class_covariance(labels, other_labels)
-    return shared
-
-
-def _likeness(points: Floats, others: Floats) -> Floats:
-    """Likeness by coordinates alone, shape (n, m): 1 for equal ones."""
-    likeness = np.empty((len(points), len(others)))
-    squared, other_squared = (0.5 * np.square(x).sum(axis=1) for x in (points, others))
-    for some in _blocks(len(points), max(UNTHREADED // max(others.size, 1), 1)):
-        exponent = np.matmul(points[some], others.T, out=likeness[some])
-        exponent -= squared[some, None]
-        exponent -= other_squared
-        np.exp(exponent, out=exponent)
-    return likeness
-
-
-def class_covariance(labels: Mapping[str, Column], other_labels: Mapping[str, Column]) -> Floats:
-    """``covariance`` of rows that differ in their classes only, shape (n, m)."""
-    exponent = np.zeros((len(labels["moe"]), len(other_labels["moe"])))
-    for name, length in CLASSES.items():
-        own, own_code = np.unique(labels[name].astype(str), return_inverse=True)
-        code_of = {label: code for code, label in enumerate(own.tolist())}
-        other_code = np.array([code_of.get(str(x), -1) for x in other_labels[name]], dtype=np.int64)
-        exponent -= length**2 * (own_code[:, None] != other_code[None, :])
-    sd = signal_sd(labels["moe"] == "moe")
-    other_sd = signal_sd(other_labels["moe"] == "moe")
-    shared: Floats = np.exp(exponent) * sd[:, None] * other_sd[None, :]
-    return shared
 
 
 def reweighted_noise(prior: Floats, moe: Column, errors: Floats, rounds: int = 2) -> Floats:

@@ -29,8 +29,9 @@ from surrogate.cases import Cases
 from surrogate.features import classes, features
 from surrogate.learned import SHIPPED, Learned, read_learned, shipped
 from surrogate.learning import has_throughput, learn
+from surrogate.likeness import covariance
 from surrogate.projection import project
-from surrogate.residual import Residual, covariance
+from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
 from surrogate.step_time import step_time
 from tests.surrogate.learned_cases import runs, study
