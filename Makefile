@@ -2,8 +2,10 @@
 PYTHON ?= python3
 STUDY ?= mixtral_8x22b_mi355x
 BIN := .venv/bin
+# Python compiles a module when it is first imported; most of what is installed never is.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: tune test lint install clean
+.PHONY: tune test lint install install-everything clean
 
 tune: .venv/.installed
 	$(BIN)/foretune tune $(STUDY)
@@ -19,13 +21,17 @@ lint: .venv/.installed-dev
 
 install: .venv/.installed-dev
 
+# PyTorch for the profiler, trainer and toolbox; a driver of PostgreSQL; what asks an LLM.
+install-everything: .venv/.installed-dev
+	$(PIP) -e '.[torch,toolbox,postgres,llm]'
+
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:
