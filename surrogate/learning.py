@@ -163,7 +163,7 @@ class _Joint:
         return TimeConstants({**self.start.log_values, **dict(named)})
 
 
-def judged(table: RunTable, draws: int = 5, batches: int = 12) -> tuple[Intervals, dict[str, Any]]:
+def judged(table: RunTable, draws: int = 5, batches: int = 24) -> tuple[Intervals, dict[str, Any]]:
     """Interval widths and error metrics from Folds left out, zero-shot and after one and three
     runs of the Fold.
 
