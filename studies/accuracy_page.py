@@ -50,7 +50,24 @@ def summary_rows(content: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
         rows.append(("  after 8 of them", f"{after['mape']:.1%} +- {after['sd']:.1%}"))
+    rows += _beside_rows(content["beside"])
     return rows + _kernel_rows(content["kernels"])
+
+
+def _beside_rows(beside: dict[str, Any]) -> list[tuple[str, str]]:
+    """Runs published for their memory: how a run of an untold cluster or trainer fares."""
+    words = {
+        "others": "throughput of runs published for their memory, none learned from",
+        "trainers": "  of Transformers trainers, which set four constants",
+    }
+    return [
+        (
+            f"{said} ({beside[name]['n']} runs)",
+            f"{_pair(beside[name])}; in the 90% interval {beside[name]['coverage90']:.0%}",
+        )
+        for name, said in words.items()
+        if beside["n"] and beside[name]["n"]
+    ]
 
 
 def _calibrated_rows(runs: int, after: dict[str, Any]) -> list[tuple[str, str]]:

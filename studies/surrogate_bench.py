@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 from specs.errors import InputError
 from specs.run_rows import model_flops_per_token
 from specs.runs import RunTable
+from specs.stack import Framework
 from studies.accuracy import read_table
 from studies.calibration_bench import after_runs, family_slices
 from surrogate.constants import read_constants
 from surrogate.features import classes, features
 from surrogate.kernels.analytic import analytic_kernels
-from surrogate.learned import Learned
+from surrogate.learned import Learned, shipped
 from surrogate.learning import RunLearner, has_throughput
 from surrogate.memory_accuracy import memory_left_out
 from surrogate.memory_fitting import CONSTANTS_FILE, MemoryRuns, read_tables, usable
 from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 from surrogate.uncertainty import GAUSSIAN_90, Intervals, conformal_width
 from surrogate.validation import (
     Projected,
@@ -70,6 +72,7 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     alone = left_out_alone(table, table.source_fold, BATCHES["source_fold"])
     content["folds"]["source_fold"] = {"zero_shot": alone}
     advance(1)
+    content["beside"] = beside_memory(measured)
     content["vtrain"] = vtrain(table)
     content["memory"] = memory_errors(measured)
     advance(1)
@@ -198,6 +201,29 @@ def vtrain(table: RunTable) -> dict[str, Any]:
         "zero_shot": error_metrics(measured, predictor.predict(asked)),
         "after_8_runs": {"mape": float(np.mean(errors)), "sd": float(np.std(errors))},
     }
+
+
+def beside_memory(measured: Path) -> dict[str, Any]:
+    """Throughput of runs that were published for their memory: what shipped has not learned from.
+
+    Such runs are seldom tuned and tell little of cluster and software. Runs that are said to be
+    faster than their GPUs can multiply are left out. Of ``trainers`` (Transformers) four constants
+    were set by these runs.
+    """
+    path = measured / "memory_runs.csv"
+    if not path.is_file():
+        return {"n": 0}
+    table = read_table(path, measured / "models.json")
+    table = table.take(has_throughput(table))
+    possible = table.tokens_per_s_per_gpu <= fastest_tokens_per_s_per_gpu(cases_of(table))
+    table = table.take(possible)
+    projected = shipped().predict(table)
+    trainers = np.array([s.framework == Framework.HUGGING_FACE for s in table.stacks])
+    result: dict[str, Any] = {"n": len(table)}
+    for name, rows in (("trainers", trainers), ("others", ~trainers)):
+        measured_speed = table.tokens_per_s_per_gpu[rows]
+        result[name] = error_metrics(measured_speed, projected.take(rows))
+    return result
 
 
 def memory_errors(folder: Path) -> dict[str, Any]:
