@@ -166,6 +166,10 @@ def accuracy_page(content: dict[str, Any], date: str) -> str:
         "GEMM kernel, CUDA graph scope and capacity factor are often not stated. One to three "
         "measured runs of the key (`foretune calibrate`) take most of that away.",
         "",
+        "Runs published for their memory are the hardest test: other trainers, clusters whose "
+        "network is not told, debugging runs of a few steps. Intervals are as wide as public "
+        "benchmarks of tuned runs need them, and too narrow there: calibrate.",
+        "",
     ]
     return "\n".join(lines)
 
