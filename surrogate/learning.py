@@ -47,7 +47,7 @@ ROUNDS = 4
 """Gauss-Newton steps. A longer-of-two-times has a kink, about which full steps swing from one side
 to the other for ever: step k therefore goes 1/k of the way, which averages the solutions."""
 
-FIRST_STEPS = 6
+FIRST_STEPS = 3
 """Steps of the first fit of the constants, which only has to come near."""
 
 
