@@ -64,9 +64,9 @@ def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
 def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     """Buffers of the token exchange of one MoE layer, (n,).
 
-    All-to-all holds the permuted tokens it sends; those it receives are the experts' input. Sync-free stages size the dispatch
-    output (2) and the permuted input (3) for the case that every token of the group arrives
-    (Primus primus_turbo.py).
+    All-to-all holds the permuted tokens it sends; those it receives are the experts' input.
+    Sync-free stages size the dispatch output (2) and the permuted input (3) for the case that every
+    token of the group arrives (Primus primus_turbo.py).
     """
     c, m = cases.config, cases.model
     tokens = tokens_per_microbatch(cases)

@@ -36,8 +36,9 @@ CONSTANTS_FILE = Path(__file__).parent / "data" / "memory_constants.json"
 
 TABLES = ("runs.csv", "memory_runs.csv", "small_runs_memory.csv")
 
-ROW_SD = 0.06
-"""Log error of a projection whose constants are right: rounding of sources, unstated settings."""
+ROW_SD = 0.08
+"""Log error of a projection whose constants are right: rounding of sources, unstated settings. Two
+thirds of the rows of Folds left out are within 0.05 to 0.1 (``log_sd``)."""
 ROW_SD_GIB = 0.3
 """Error that does not shrink with the job: rounding to GB, workspaces, small tensors."""
 ROBUST_AT = 3.0
