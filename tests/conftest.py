@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.nursery import Nursery
 
 # A busy machine is slow; speed is measured in benchmarks, not in tests.
 settings.register_profile("untimed", deadline=None)
@@ -22,3 +25,11 @@ def shared() -> Path:
     if not (folder / "measured").is_dir():
         pytest.skip(f"public reference data is not at {folder}; set FORETUNE_SHARED to its folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where processes start without importing anything."""
+    held = Nursery()
+    yield held
+    held.close()

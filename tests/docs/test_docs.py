@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 
 from studies.cli.main import call
+from tests.nursery import Nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"^```(?:ba)?sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text()))
 
+# Processes are forked (tests/warm.py): importing would take longer than most commands.
 # `foretune dashboard` serves until it is stopped: here until it has answered once.
 HARNESS = """\
 set -euo pipefail
+warm() { "$PYTHON" -S "$REPOSITORY/tests/warm.py" "$NURSERY" "$@"; }
 foretune() {
-  if [ "$1" != dashboard ]; then "$PYTHON" -c 'import foretune; foretune.main()' "$@"; return; fi
+  if [ "$1" != dashboard ]; then warm -m foretune "$@"; return; fi
   PYTHONUNBUFFERED=1 "$PYTHON" -c 'import foretune; foretune.main()' "$@" --port 0 > served.txt &
   local server=$!
   for _ in $(seq 300); do
@@ -40,12 +43,14 @@ urllib.request.urlopen(url + 'api/studies').read()"
 """
 
 
-def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, folder: Path, nursery: Nursery) -> subprocess.CompletedProcess[str]:
     """Runs bash in a folder that looks like a checkout."""
     for name in ("docs", "studies", "tests"):
         (folder / name).symlink_to(REPOSITORY / name)
     environment = os.environ | {
         "PYTHON": sys.executable,
+        "REPOSITORY": str(REPOSITORY),
+        "NURSERY": nursery.ready(),
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -67,18 +72,18 @@ def commands_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+def test_every_command_of_the_page_runs(page: Path, tmp_path: Path, nursery: Nursery) -> None:
     if "foretune dashboard" in commands_of(page):
         pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
     if "--llm" in commands_of(page) and not importlib.util.find_spec("dspy"):
         pytest.skip("pip install 'foretune[llm]'")
     script = commands_of(page)
-    done = run_script(HARNESS + script, tmp_path)
+    done = run_script(HARNESS + script, tmp_path, nursery)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
-    done = run_script('"$PYTHON" docs/example.py found', tmp_path)
+def test_the_example_runs(tmp_path: Path, nursery: Nursery) -> None:
+    done = run_script(HARNESS + "warm docs/example.py found", tmp_path, nursery)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tokens/s/GPU" in done.stdout
     assert "tp=3 is refused" in done.stdout

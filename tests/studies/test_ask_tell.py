@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from specs.config import TrainingConfig
 from studies.run_requests import duration_s
+from tests.nursery import Nursery
 from tests.studies.conftest import Ran
 
 Command = Callable[..., Ran]
@@ -179,7 +179,7 @@ def test_told_runs_are_noted_on_both_studies(asked: Callable[..., Any], tmp_path
 
 @pytest.mark.parametrize("storage", ["runs.db", "runs.journal"])
 def test_processes_that_ask_and_tell_at_once_lose_and_double_nothing(
-    small_study: Path, tmp_path: Path, asked: Callable[..., Any], storage: str
+    small_study: Path, tmp_path: Path, asked: Callable[..., Any], storage: str, nursery: Nursery
 ) -> None:
     where = ("--storage", tmp_path / storage)
     asked("ask", "--runs", "2", "--slot", "2h", *where)
@@ -191,11 +191,7 @@ def test_processes_that_ask_and_tell_at_once_lose_and_double_nothing(
     ]
     common = [*map(str, where), "--out", str(tmp_path / "out"), "--json"]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "foretune", command, str(small_study), *arguments, *common],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        nursery.start("-m", "foretune", command, str(small_study), *arguments, *common)
         for command, *arguments in commands
     ]
     said = [process.communicate() for process in processes]

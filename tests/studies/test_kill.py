@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,22 +11,15 @@ import optuna
 import pytest
 
 from studies.storage import open_storage, storage_address
+from tests.nursery import Nursery, Process
 
 KILLS = 5
 DEADLINE_S = 120
 
 
-def _start(study: Path, out: Path, storage: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "foretune", "tune", str(study), "--json"]
-    command += ["--out", str(out), "--storage", str(storage)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def _start(nursery: Nursery, study: Path, out: Path, storage: Path) -> Process:
+    where = ("--out", str(out), "--storage", str(storage))
+    return nursery.start("-m", "foretune", "tune", str(study), "--json", *where)
 
 
 def _grown(storage: Path) -> int:
@@ -38,7 +28,7 @@ def _grown(storage: Path) -> int:
     return sum(path.stat().st_size for path in beside if path.exists())
 
 
-def _wait_for_growth(process: subprocess.Popen[str], storage: Path, steps: int) -> None:
+def _wait_for_growth(process: Process, storage: Path, steps: int) -> None:
     """Waits until the storage has been written ``steps`` times, or the process has ended."""
     deadline, seen = time.monotonic() + DEADLINE_S, _grown(storage)
     while steps and process.poll() is None and time.monotonic() < deadline:
@@ -50,12 +40,12 @@ def _wait_for_growth(process: subprocess.Popen[str], storage: Path, steps: int) 
 
 @pytest.mark.parametrize("name", ["trials.db", "trials.journal"])
 def test_killed_studies_resume_with_nothing_lost_or_doubled(
-    name: str, small_study: Path, tmp_path: Path
+    name: str, small_study: Path, tmp_path: Path, nursery: Nursery
 ) -> None:
     storage, out = tmp_path / name, tmp_path / "out"
     counts: list[int] = []
     for kill in range(KILLS):
-        process = _start(small_study, out, storage)
+        process = _start(nursery, small_study, out, storage)
         # The first kill lands while the storage is being created, later ones between trials.
         _wait_for_growth(process, storage, 1 + 6 * kill)
         process.send_signal(signal.SIGKILL)
@@ -65,7 +55,7 @@ def test_killed_studies_resume_with_nothing_lost_or_doubled(
     assert counts[0] < 16, "the first kill came before the end"
     print("trials after each kill:", counts)
 
-    process = _start(small_study, out, storage)
+    process = _start(nursery, small_study, out, storage)
     printed, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     result = json.loads(printed)
@@ -77,7 +67,7 @@ def test_killed_studies_resume_with_nothing_lost_or_doubled(
     assert all(set(trial.constraints) == {"memory_gib"} for trial in study.trials)
 
     whole = tmp_path / f"whole-{name}"
-    process = _start(small_study, out, whole)
+    process = _start(nursery, small_study, out, whole)
     process.communicate(timeout=DEADLINE_S)
     undisturbed = optuna.load_study(study_name="small", storage=_storage(whole))
     assert [trial.params for trial in undisturbed.trials] == [

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +22,7 @@ from studies.job import Job
 from studies.plan.files import shipped_plans
 from studies.plan.pair import Best, Pair, PairResult, fewest_gpus_a_replica
 from studies.plan.table import brief, config_lines
+from tests.nursery import Nursery
 from tests.studies.conftest import Ran
 
 Foretune = Callable[..., Ran]
@@ -240,31 +237,20 @@ def test_a_config_is_told_once_behind_every_pair_that_it_is_best_of(tmp_path: Pa
         assert str(row.pair.num_gpus) in sizes[1].split(", ")
 
 
-def _start(plan: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "foretune", "plan", str(plan), "--out", str(out), "--json"]
-    return subprocess.Popen(
-        [*command, "--jobs", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        start_new_session=True,
-    )
-
-
-def test_a_killed_plan_loses_no_finished_pair(tmp_path: Path) -> None:
+def test_a_killed_plan_loses_no_finished_pair(tmp_path: Path, nursery: Nursery) -> None:
     clusters = {"H100": {"gpu": "H100", "num_nodes": "1..12"}}
     plan = _write(tmp_path / "p.yaml", clusters=clusters)
     kept = tmp_path / "out/small/pairs"
-    process = _start(plan, tmp_path / "out")
+    command = ("-m", "foretune", "plan", str(plan), "--out", str(tmp_path / "out"), "--json")
+    process = nursery.start(*command, "--jobs", "2")
     deadline = time.monotonic() + 120
     while len(list(kept.glob("*.json"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.communicate()
     before = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.json")}
     assert len(before) >= 3
-    process = _start(plan, tmp_path / "out")
+    process = nursery.start(*command, "--jobs", "2")
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     result = json.loads(printed)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +24,10 @@ from studies.real_runs import Outcome, RealRuns
 from studies.storage import open_storage, storage_address
 from studies.training import StudyOptions, run_study
 from studies.turns import TELLING_S, only_driver
+from tests.nursery import Nursery, Process
 from tests.studies.conftest import SMALL_STUDY, Ran
 from tests.studies.postgres import PASSWORD, Postgres, Wire
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 90
 TRIALS = 8
 STUDY = SMALL_STUDY.replace("trials: 16", f"trials: {TRIALS}")
@@ -74,28 +71,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return _values(storage)
 
 
-def _start(*command: str, storage: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "FORETUNE_STORAGE": storage, "PYTHONPATH": "."},
-    )
-
-
-def _driver(study: Path, out: Path, storage: str, lease: str) -> subprocess.Popen[str]:
+def _driver(nursery: Nursery, study: Path, out: Path, storage: str, lease: str) -> Process:
     options = ("--out", str(out), "--storage", storage, "--workers", "0", "--lease", lease)
-    return _start("-m", "foretune", "tune", str(study), *options, "--json", storage=storage)
+    return nursery.start("-m", "foretune", "tune", str(study), *options, "--json")
 
 
-def _worker(storage: str, seconds: float) -> subprocess.Popen[str]:
-    return _start("tests/studies/slow_worker.py", "small", str(seconds), storage=storage)
+def _worker(nursery: Nursery, storage: str, seconds: float) -> Process:
+    command = ("tests/studies/slow_worker.py", "small", str(seconds))
+    return nursery.start(*command, FORETUNE_STORAGE=storage)
+
+
+def _said(process: Process) -> str:
+    """What a process wrote, once it has ended."""
+    return "".join(process.communicate(timeout=DEADLINE_S))
 
 
 @contextmanager
-def _ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+def _ended(*processes: Process) -> Iterator[None]:
     """Makes sure that no process outlives the test."""
     try:
         yield
@@ -118,15 +110,15 @@ def _wait(condition: Callable[[], Any]) -> Any:
     raise AssertionError("nothing happened in time")
 
 
-def _with(storage: str, process: subprocess.Popen[str]) -> list[FrozenTrial]:
+def _with(storage: str, process: Process) -> list[FrozenTrial]:
     """The trials that a worker has now."""
     running = [t for t in _study(storage).trials if t.state is TrialState.RUNNING]
     return [t for t in running if f":{process.pid}:" in t.user_attrs.get("worker", "")]
 
 
-def _check(driver: subprocess.Popen[str], storage: str, whole: list[Any]) -> str:
+def _check(driver: Process, storage: str, whole: list[Any]) -> str:
     """The driver ends well and the study is what an undisturbed one is; gives what it printed."""
-    printed, _ = driver.communicate(timeout=DEADLINE_S)
+    printed = _said(driver)
     assert driver.returncode == 0, printed
     assert PASSWORD not in printed
     assert _same(_values(storage), whole)
@@ -164,15 +156,15 @@ def test_workers_do_what_one_process_does(
 
 
 def test_a_killed_worker_loses_nothing(
-    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any]
+    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any], nursery: Nursery
 ) -> None:
     storage = postgres.database("killed")
-    driver = _driver(small_study, tmp_path / "out", storage, "2s")
-    doomed = _worker(storage, 600)
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "2s")
+    doomed = _worker(nursery, storage, 600)
     with _ended(driver, doomed):
         (held,) = _wait(lambda: _with(storage, doomed))
         doomed.send_signal(signal.SIGKILL)
-        heir = _worker(storage, 0.05)
+        heir = _worker(nursery, storage, 0.05)
         with _ended(heir):
             printed = _check(driver, storage, whole)
     assert f"trial {held.number} is queued again" in printed
@@ -180,25 +172,25 @@ def test_a_killed_worker_loses_nothing(
 
 
 def test_a_worker_that_is_asked_to_stop_gives_its_trial_back(
-    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any]
+    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any], nursery: Nursery
 ) -> None:
     storage = postgres.database("stopped")
-    driver = _driver(small_study, tmp_path / "out", storage, "10m")
-    doomed = _worker(storage, 600)
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "10m")
+    doomed = _worker(nursery, storage, 600)
     with _ended(driver, doomed):
         _wait(lambda: _with(storage, doomed))
         doomed.send_signal(signal.SIGINT)
-        heir = _worker(storage, 0)
+        heir = _worker(nursery, storage, 0)
         with _ended(heir):
             _check(driver, storage, whole)  # long before the lease ends
 
 
 def test_a_restarted_database_is_waited_for(
-    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any]
+    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any], nursery: Nursery
 ) -> None:
     storage = postgres.database("restarted")
-    driver = _driver(small_study, tmp_path / "out", storage, "60s")
-    workers = [_worker(storage, 0.2) for _ in range(2)]
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "60s")
+    workers = [_worker(nursery, storage, 0.2) for _ in range(2)]
     with _ended(driver, *workers):
         for told in (2, 4):
             _wait(lambda told=told: len(_complete(storage)) >= told)
@@ -206,7 +198,7 @@ def test_a_restarted_database_is_waited_for(
             time.sleep(0.5)
             postgres.start()
         _check(driver, storage, whole)
-        said = [worker.communicate(timeout=DEADLINE_S)[0] for worker in workers]
+        said = [_said(worker) for worker in workers]
     assert all("the study is complete" in words for words in said), said
 
 
@@ -215,22 +207,22 @@ def _complete(storage: str) -> list[FrozenTrial]:
 
 
 def test_a_worker_that_was_cut_off_and_taken_for_dead_may_still_tell(
-    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any]
+    postgres: Postgres, small_study: Path, tmp_path: Path, whole: list[Any], nursery: Nursery
 ) -> None:
     storage = postgres.database("cut")
     wire = Wire(postgres.port)
     wire.mend()
-    driver = _driver(small_study, tmp_path / "out", storage, "2s")
-    far = _worker(postgres.url("cut", wire.port), 0.5)
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "2s")
+    far = _worker(nursery, postgres.url("cut", wire.port), 0.5)
     with _ended(driver, far):
         (held,) = _wait(lambda: _with(storage, far))
         wire.cut()
-        near = _worker(storage, 0.4)
+        near = _worker(nursery, storage, 0.4)
         with _ended(near):
             _wait(lambda: _study(storage).trials[held.number].state is TrialState.COMPLETE)
             wire.mend()
             _check(driver, storage, whole)
-            said = far.communicate(timeout=DEADLINE_S)[0]
+            said = _said(far)
     wire.cut()
     winner = _study(storage).trials[held.number].user_attrs["worker"]
     assert f":{far.pid}:" not in winner
@@ -240,26 +232,36 @@ def test_a_worker_that_was_cut_off_and_taken_for_dead_may_still_tell(
 
 
 def test_one_driver_at_a_time_on_all_machines(
-    postgres: Postgres, small_study: Path, tmp_path: Path, foretune: Command, whole: list[Any]
+    postgres: Postgres,
+    small_study: Path,
+    tmp_path: Path,
+    foretune: Command,
+    whole: list[Any],
+    nursery: Nursery,
 ) -> None:
     storage = postgres.database("drivers")
-    driver = _driver(small_study, tmp_path / "one", storage, "60s")
+    driver = _driver(nursery, small_study, tmp_path / "one", storage, "60s")
     with _ended(driver):
         _wait(lambda: _study(storage).trials)
         # Another folder of results: what another machine has.
         ran = foretune("tune", small_study, "--out", tmp_path / "two", "--storage", storage)
         assert ran.code == 2
         assert "another foretune is working on the study 'small'" in ran.err
-        worker = _worker(storage, 0)
+        worker = _worker(nursery, storage, 0)
         with _ended(worker):
             _check(driver, storage, whole)
 
 
 def test_what_a_killed_driver_queued_is_evaluated_by_the_next_one(
-    postgres: Postgres, small_study: Path, tmp_path: Path, foretune: Command, whole: list[Any]
+    postgres: Postgres,
+    small_study: Path,
+    tmp_path: Path,
+    foretune: Command,
+    whole: list[Any],
+    nursery: Nursery,
 ) -> None:
     storage = postgres.database("driverless")
-    driver = _driver(small_study, tmp_path / "out", storage, "60s")
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "60s")
     with _ended(driver):
         _wait(lambda: len(_study(storage).trials) >= 2)
         driver.send_signal(signal.SIGKILL)
@@ -269,10 +271,10 @@ def test_what_a_killed_driver_queued_is_evaluated_by_the_next_one(
 
 
 def test_a_trial_that_kills_its_workers_is_given_up(
-    postgres: Postgres, small_study: Path, tmp_path: Path
+    postgres: Postgres, small_study: Path, tmp_path: Path, nursery: Nursery
 ) -> None:
     storage = postgres.database("poison")
-    driver = _driver(small_study, tmp_path / "out", storage, "10m")
+    driver = _driver(nursery, small_study, tmp_path / "out", storage, "10m")
     with _ended(driver):
         _wait(lambda: _study(storage).trials)
         queue = Queue(storage_address(storage, tmp_path / "x.db"), "small")

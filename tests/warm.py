@@ -1,0 +1,139 @@
+"""Processes that are forked from one that has imported everything.
+
+A process of Python imports for two seconds of CPU time before it does anything here. Tests that
+start many take them from a ``Nursery``: each is a process of its own, with its own arguments,
+environment, folder, files and process group, and can be killed as any other.
+
+A shell starts one with ``python -S tests/warm.py SOCKET ARGUMENTS``, where ARGUMENTS are those of
+``python``: ``-m MODULE ...``, ``-c CODE ...`` or ``FILE ...``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+MODULES = (
+    "foretune", "optuna", "pandas", "plotly.graph_objects", "plotly.io", "scipy.stats",
+    "sklearn.gaussian_process", "sqlalchemy", "search.pool_sampler", "studies.cli.main",
+    "studies.measured_loop", "studies.plan.run", "studies.real_runs", "studies.report.report",
+    "studies.result", "studies.showcase", "studies.training", "studies.worker",
+    "surrogate.validation",
+)  # fmt: skip
+"""What commands import; one that needs more imports it itself."""
+KILLED = 128 + signal.SIGKILL
+
+
+def serve(path: str) -> None:
+    """Forks a process for every client until it is ended."""
+    import importlib
+    import pkgutil
+
+    for name in MODULES:
+        importlib.import_module(name)
+    import optuna
+
+    import studies.cli
+    from surrogate.learned import shipped
+
+    for module in pkgutil.iter_modules(studies.cli.__path__):
+        importlib.import_module(f"studies.cli.{module.name}")
+    shipped()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.storages.RDBStorage("sqlite:///:memory:")  # imports what opens a database
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(64)
+    while True:
+        client, _ = server.accept()
+        if os.fork() == 0:
+            server.close()
+            _become(client)
+        client.close()
+
+
+def _become(client: socket.socket) -> None:
+    """Turns this process into the one that a client asks for, and ends with it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    data, files, _, _ = socket.recv_fds(client, 1 << 16, 3)
+    while part := client.recv(1 << 16):
+        data += part
+    asked = json.loads(data)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    client.sendall(os.getpid().to_bytes(4, "little"))
+    code = 1
+    try:
+        _run(asked["arguments"])
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        client.sendall(bytes([code]))
+        os._exit(code)
+
+
+def _run(arguments: list[str]) -> None:
+    """Runs what ``python`` would run with these arguments."""
+    import runpy
+
+    kind, *rest = arguments
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+
+
+def ask(
+    path: str, arguments: list[str], folder: str, files: list[int], **changed: str
+) -> socket.socket:
+    """The connection to a new process in a folder; ``changed`` are variables of its environment.
+
+    ``files`` are its standard input, output and error.
+    """
+    asked = {"arguments": arguments, "folder": folder, "environment": {**os.environ, **changed}}
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    data = json.dumps(asked).encode()
+    sent = socket.send_fds(server, [data], files)
+    server.sendall(data[sent:])
+    server.shutdown(socket.SHUT_WR)
+    return server
+
+
+def pid_of(server: socket.socket) -> int:
+    """The process at the other end of a new connection."""
+    data = b""
+    while len(data) < 4 and (part := server.recv(4 - len(data))):
+        data += part
+    return int.from_bytes(data, "little")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    with ask(sys.argv[1], sys.argv[2:], str(Path.cwd()), [0, 1, 2]) as connection:
+        pid_of(connection)
+        answer = connection.recv(1)
+    sys.exit(answer[0] if answer else KILLED)
