@@ -373,7 +373,7 @@ def _config(
         moe_dispatcher=_choice(
             row, "moe_dispatcher", MoeDispatcher, default_dispatcher(stack, gpu), defaults
         ),
-        sync_free_stage=_whole(row, "sync_free_stage", 0, smallest=0),
+        sync_free_stage=_whole(row, "sync_free_stage", words.sync_free_stage, smallest=0),
         precision=precision,
         sharding=sharding,
         cross_entropy_fusion=fuses_loss(stack.framework_name, words),

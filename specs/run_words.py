@@ -100,6 +100,7 @@ _BALANCED_ROUTING = re.compile(r"forced? (?:load[- ])?balanc|balanced routing", 
 _NATURAL_ROUTING = re.compile(
     r"force_load_balancing=false|natural routing|routing skew|real (?:C4 )?data", re.IGNORECASE
 )
+_SYNC_FREE = re.compile(r"sync[- ]free (?:MoE )?stage ([0-3])", re.IGNORECASE)
 _PRECISION_AWARE = re.compile(r"precision[- ]aware optimizer", re.IGNORECASE)
 _FUSED_LOSS = re.compile(
     r"(?:loss|cross[- _]entropy)[- _](?:loss[- _])?fusion"
@@ -143,6 +144,7 @@ class Words(NamedTuple):
     cross_entropy_fusion: bool
     node_bytes_per_s: float
     routing_imbalance: float
+    sync_free_stage: int
 
 
 def read_words(run_id: str, source: str, notes: str) -> Words:
@@ -169,6 +171,7 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
         cross_entropy_fusion=_FUSED_LOSS.search(notes) is not None,
         node_bytes_per_s=float(network[1]) * 1e9 / 8 if network else 0.0,
         routing_imbalance=_routing_imbalance(notes),
+        sync_free_stage=int(stage[1]) if (stage := _SYNC_FREE.search(notes)) else 0,
     )
 
 

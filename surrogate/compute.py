@@ -323,16 +323,27 @@ def _add_host(op: Operators, block: Block, is_moe: bool) -> None:
     stack = op.cases.stack
     host = rates.host_layer + np.where(op.config.tp > 1, rates.host_tp, 0.0)
     host = host * np.where(stack.cuda_graphs, rates.host_graphs, 1.0)
+    waiting: Any = 0.0
     if is_moe:
         sync_free = np.where(op.config.sync_free_stage >= 2, 0.5, 1.0)
         local = op.model.num_experts / op.config.ep
         experts = (rates.host_moe + rates.host_expert * local) * sync_free
         # Graphs of parts of a layer leave out experts, whose shapes change from batch to batch.
         host = host + experts * np.where(stack.full_iteration_graphs, rates.host_graphs, 1.0)
+        waiting = np.where(_reads_token_counts(op), rates.host_sync * experts, 0.0)
     forward = block.forward.sum(axis=0)
     backward = block.input_gradient.sum(axis=0) + block.weight_gradient.sum(axis=0)
-    block.forward[HOST] = _longer(forward, host) - forward
+    block.forward[HOST] = _longer(forward, host) - forward + waiting
     block.input_gradient[HOST] = _longer(backward, host * rates.host_backward) - backward
+
+
+def _reads_token_counts(op: Operators) -> Column:
+    """Whether the host reads how many tokens each expert received before it launches the experts:
+    the GPU then waits for what is launched next, however busy it was."""
+    stack, config = op.cases.stack, op.config
+    padded = op.cases.workload.capacity_factor > 0
+    reads: Column = (config.sync_free_stage == 0) & ~stack.full_iteration_graphs & ~padded
+    return reads
 
 
 def _longer(first: Any, second: Any) -> Column:

@@ -187,6 +187,9 @@ class TimeRates(Columns):
             launched_rate=0.38,
         ),
     ]
+    host_sync: Annotated[
+        Column, share(0.5, 0.5, "assumed: of the experts' host time, where the GPU waits for it")
+    ]
     host_tp: Annotated[Column, factor(0.13e-3, 0.144, "s a forward layer", _LESSONS)]
     host_backward: Annotated[Column, factor(1.2, 0.072, "of the forward host time", "assumed")]
     host_graphs: Annotated[Column, share(0.4, 0.144, _LESSONS)]
@@ -299,6 +302,11 @@ _TRAINERS = (
     "modelling code launches some 100 kernels a layer, and FSDP waits for it"
 )
 
+_AUTOMATIC = (
+    "assumed: runs called ZB-2p order their passes automatically within the memory of ZB-H2, and "
+    "idle less than half as long as its timetable (arXiv 2401.10241, section 4 and table 5)"
+)
+
 KNOWN_FACTORS: dict[str, Known] = {
     "elementwise_passes/torchtitan": Known(1.6, _EAGER, 0.2),
     "elementwise_passes/hugging_face": Known(2.5, _TRAINERS, 0.2),
@@ -342,7 +350,7 @@ KNOWN_FACTORS: dict[str, Known] = {
     "host_layer/deepspeed": Known(2.0, _LESSONS),
     "host_layer/megatron_deepspeed": Known(2.0, _LESSONS),
     "p2p_exposed/megatron_deepspeed": Known(2.0, _LESSONS),
-    "bubble/zb-h1": Known(0.6, _LESSONS),
+    "bubble/zb-h2": Known(0.4, _AUTOMATIC),
     "bubble/zbv": Known(0.5, _LESSONS),
 }
 """Factors that were known before the fit, with their source; all others start at 1."""

@@ -219,6 +219,19 @@ def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
+@pytest.mark.parametrize(
+    ("row", "stage"),
+    [
+        ({"notes": "+DeepEP; +sync-free stage 1"}, 1),
+        ({"notes": "sync-free MoE stage 2"}, 2),
+        ({"notes": "sync-free MoE stage 2", "sync_free_stage": "3"}, 3),
+        ({"notes": "ZeRO stage 1"}, 0),
+    ],
+)
+def test_the_stage_of_sync_free_experts_is_read(row: dict[str, str], stage: int) -> None:
+    assert read(row).config.config(0).sync_free_stage == stage
+
+
 def test_a_dispatcher_between_ranks_implies_expert_parallelism() -> None:
     row = {
         "framework": "NeMo-AutoModel", "model": "gpt-oss-20b", "num_gpus": "8",

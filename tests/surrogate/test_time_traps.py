@@ -274,3 +274,28 @@ def test_compiling_saves_passes_over_memory_and_nothing_else() -> None:
     assert 0.3 * eager < compiled < eager
     for name in ("gemm", "attention", "tp", "dp"):
         assert part(cases[1], name)[0] == pytest.approx(part(cases[0], name)[0], rel=0.05, abs=1e-3)
+
+
+def test_the_gpu_waits_where_the_host_reads_how_many_tokens_each_expert_got() -> None:
+    deepep = BASE.changed(pp=1, mbs=4, moe_dispatcher=MoeDispatcher.DEEPEP)
+    hosts = part(study(deepep, deepep.changed(sync_free_stage=1)), "host")
+    assert hosts[1] < 0.7 * hosts[0]
+    padded = part(study(deepep, capacity_factor=1.0), "host")
+    graphs = part(study(deepep, stack=Stack(cuda_graphs=True, full_iteration_graphs=True)), "host")
+    assert padded[0] < 0.7 * hosts[0]
+    assert graphs[0] < padded[0]
+
+
+def test_zero_bubble_schedules_idle_in_the_order_that_was_measured() -> None:
+    """arXiv 2401.10241, table 4: 1F1B, ZB-1p and ZB-2p at 24 microbatches on 8 ranks."""
+    config = TrainingConfig(pp=8)
+    schedules = (Schedule.ONE_F_ONE_B, Schedule.ZB_H1, Schedule.ZB_H2)
+    idle = part(
+        study(
+            *(config.changed(schedule=schedule) for schedule in schedules),
+            model="llama3-8b", num_gpus=8, gbs=24,
+        ),
+        "bubble",
+    )  # fmt: skip
+    assert idle[0] > 1.5 * idle[1]
+    assert idle[1] > 1.5 * idle[2]
