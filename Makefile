@@ -11,7 +11,7 @@ tune: .venv/.installed
 	$(BIN)/foretune tune $(STUDY)
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

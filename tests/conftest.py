@@ -16,6 +16,20 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+TOGETHER = {
+    "alone": "trainer", "on_two": "trainer", "client": "faults of an LLM", "finished": "report",
+    "told_once": "told", "tuned": "tuned", "whole": "workers",
+}  # fmt: skip
+"""Fixture that takes seconds to make -> the group whose tests one worker runs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps tests of a costly fixture on one worker (``--dist loadgroup``): it is made once."""
+    for item in items:
+        needed = getattr(item, "fixturenames", ())
+        for group in {TOGETHER[name] for name in needed if name in TOGETHER}:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
