@@ -44,6 +44,7 @@ from specs.run_words import (
     default_overlap,
     fuses_loss,
     read_words,
+    scales_by_row,
     stack_of,
 )
 from specs.stack import Framework, Stack
@@ -396,7 +397,9 @@ def _precision(row: dict[str, str], defaults: Counter[str]) -> Precision:
     if text in ("", "16-bit", "16bit"):
         defaults["precision"] += 1
         return Precision.BF16
-    return Precision.parse(text)
+    precision = Precision.parse(text)
+    by_row = precision is Precision.FP8 and scales_by_row(row.get("notes", ""))
+    return Precision.FP8_SC if by_row else precision
 
 
 def _schedule(

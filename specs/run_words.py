@@ -96,10 +96,13 @@ _OVERLAPPED = {
 _ONE_PEER_EXCHANGE = re.compile(
     r"(?:naive|one-?shot)[^;,]{0,40}(?:a2a|all[-_ ]?to[-_ ]?all)", re.IGNORECASE
 )
+_COARSE_GATHERS = re.compile(r"image-default XLA|gathers not overlapped", re.IGNORECASE)
+"""XLA combines gathers up to a threshold, which images for AMD set to 8 GiB (maxtext-slurm)."""
 _BALANCED_ROUTING = re.compile(r"forced? (?:load[- ])?balanc|balanced routing", re.IGNORECASE)
 _NATURAL_ROUTING = re.compile(
     r"force_load_balancing=false|natural routing|routing skew|real (?:C4 )?data", re.IGNORECASE
 )
+_ROW_SCALES = re.compile(r"(?<![a-z])row-?wise(?![a-z])", re.IGNORECASE)
 _SYNC_FREE = re.compile(r"sync[- ]free (?:MoE )?stage ([0-3])", re.IGNORECASE)
 _PRECISION_AWARE = re.compile(r"precision[- ]aware optimizer", re.IGNORECASE)
 _FUSED_LOSS = re.compile(
@@ -175,6 +178,11 @@ def read_words(run_id: str, source: str, notes: str) -> Words:
     )
 
 
+def scales_by_row(notes: str) -> bool:
+    """Whether 8-bit operands are scaled by row: finer than a tensor, as blocks are."""
+    return _ROW_SCALES.search(notes) is not None
+
+
 def _overlapped(notes: str) -> Overlap:
     """Communication that is said to overlap with compute."""
     said = Overlap.NONE
@@ -216,6 +224,7 @@ def stack_of(
         compiled=compiled,
         compiled_loss=compiled and _compiles_loss(family, source_date, notes),
         one_peer_exchange=_ONE_PEER_EXCHANGE.search(notes) is not None,
+        coarse_gathers=_COARSE_GATHERS.search(notes) is not None,
         turbo=_TURBO.search(f"{version} {notes}") is not None,
         optimizer_offload_fraction=1.0 if _OFFLOADED_OPTIMIZER.search(notes) else 0.0,
         weight_offload_fraction=1.0 if _OFFLOADED_WEIGHTS.search(notes) else 0.0,

@@ -98,6 +98,9 @@ class Stack(BaseModel):
     one_peer_exchange: bool = Field(
         False, description="experts' all-to-all copies to one peer after another"
     )
+    coarse_gathers: bool = Field(
+        False, description="weights of many layers are gathered at once and wait for no layer"
+    )
     turbo: bool = Field(False, description="Primus-Turbo kernels are switched on")
     optimizer_offload_fraction: float = Field(0.0, ge=0, le=1)
     weight_offload_fraction: float = Field(0.0, ge=0, le=1)

@@ -130,6 +130,7 @@ class StackColumns(Columns):
     cuda_graphs: Column
     full_iteration_graphs: Column
     one_peer_exchange: Column
+    coarse_gathers: Column
     optimizer_offload_fraction: Column
     weight_offload_fraction: Column
     runtime_gib: Column

@@ -436,7 +436,8 @@ class _Step:
         Returns what is exposed, and how much more of it would be if nothing were recomputed.
         """
         rates, config = self.rows.rates, self.rows.cases.config
-        share = np.where((config.overlap & int(Overlap.DP)) > 0, rates.fsdp_hidden, 0.0)
+        coarse = np.where(self.rows.cases.stack.coarse_gathers, rates.coarse_hidden, 1.0)
+        share = np.where((config.overlap & int(Overlap.DP)) > 0, rates.fsdp_hidden * coarse, 0.0)
         backward = self._of_worst(self.backward + self.weight)
         forward = self._of_worst(self.forward)
         first = gather - share * np.minimum(gather, forward)

@@ -273,6 +273,9 @@ class TimeRates(Columns):
     dp_exposed: Annotated[Column, share(0.1, 0.18, _LESSONS)]
     fsdp_hidden: Annotated[Column, share(0.84, 0.14, _LESSONS, framework=0.22)]
     fsdp_exposed: Annotated[Column, share(0.1, 0.36, _LESSONS, framework=0.36)]
+    coarse_hidden: Annotated[
+        Column, share(0.6, 0.3, "assumed: of fsdp_hidden, where many layers are gathered at once")
+    ]
     # Pipeline and optimizer
     bubble: Annotated[
         Column, factor(0.95, 0.029, "of the ideal idle time", _LESSONS, schedule=0.036)

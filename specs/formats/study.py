@@ -46,9 +46,12 @@ class StackFile(BaseModel):
     expandable_segments: bool | None = None
     cuda_graphs: bool | None = None
     full_iteration_graphs: bool | None = None
+    compiled: bool | None = None
+    compiled_loss: bool | None = None
     gradient_accumulation_fusion: bool | None = None
     grouped_gemm: bool | None = None
     one_peer_exchange: bool | None = None
+    coarse_gathers: bool | None = None
     turbo: bool | None = None
     optimizer_offload_fraction: float | None = Field(None, ge=0, le=1)
     runtime_gib: float | None = Field(None, ge=0, le=1024)

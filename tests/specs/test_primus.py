@@ -149,6 +149,8 @@ def test_torchtitan(primus: Path) -> None:
     assert (config.precision, config.sharding) == (Precision.FP8_CS, Sharding.FSDP)
     assert config.recompute is Recompute.FULL
     assert experiment.workload.global_batch_size == 192
+    assert experiment.stack.compiled
+    assert experiment.stack.compiled_loss
     moe = read_primus(folder / "deepseek_v3_16b-BF16-pretrain.yaml")
     assert (moe.baseline.ep, moe.baseline.mbs, moe.min_gpus) == (8, 13, 8)
     gpu = catalog.gpu("MI355X")

@@ -219,6 +219,24 @@ def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
+def test_operands_scaled_by_row_are_finer_than_by_tensor() -> None:
+    table = read(
+        {"precision": "fp8", "notes": "float8 rowwise"},
+        {"precision": "fp8", "notes": "float8 tensorwise"},
+        {"precision": "bf16", "notes": "no rowwise scales"},
+    )
+    assert table.config.precision.tolist() == [Precision.FP8_SC, Precision.FP8, Precision.BF16]
+
+
+def test_gathers_that_are_said_not_to_overlap_are_coarse() -> None:
+    table = read(
+        {"notes": "image-default XLA; total 236 GiB"},
+        {"notes": "8 GiB combine thresholds: all-gathers not overlapped"},
+        {"notes": "all-gather combine 1 GiB in env file"},
+    )
+    assert [stack.coarse_gathers for stack in table.stacks] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("row", "stage"),
     [

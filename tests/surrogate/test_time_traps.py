@@ -299,3 +299,12 @@ def test_zero_bubble_schedules_idle_in_the_order_that_was_measured() -> None:
     )  # fmt: skip
     assert idle[0] > 1.5 * idle[1]
     assert idle[1] > 1.5 * idle[2]
+
+
+def test_gathers_of_many_layers_at_once_hide_behind_less() -> None:
+    config = TrainingConfig(sharding=Sharding.FSDP, overlap=Overlap.DP, mbs=1)
+    exposed = [
+        part(study(config, model="llama3-70b", gbs=64, stack=Stack(coarse_gathers=coarse)), "dp")[0]
+        for coarse in (False, True)
+    ]
+    assert exposed[1] > 1.1 * exposed[0]

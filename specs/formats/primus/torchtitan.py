@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specs import catalog
@@ -76,7 +76,7 @@ def read_torchtitan(
     return Experiment(
         name=name,
         workload=workload,
-        stack=_stack(section("primus_turbo"), training),
+        stack=_stack(section("primus_turbo"), training, section("compile")),
         baseline=config,
         notes=tuple(notes),
         sequences_per_data_parallel=0 if batch else config.mbs,
@@ -231,8 +231,11 @@ def _global_batch(training: Values, notes: list[str]) -> int:
     return batch
 
 
-def _stack(turbo: Values, training: Values) -> Stack:
-    """torchtitan on Primus: FSDP2 with fp32 masters, compiled, Turbo kernels where on."""
+def _stack(turbo: Values, training: Values, compiling: Values) -> Stack:
+    """torchtitan on Primus: FSDP2 with fp32 masters, compiled and with Turbo kernels where on."""
+    parts = compiling.arguments.get("components") if compiling.flag("enable") else ()
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise compiling.fail("components is no list; use [model, loss], [model] or [].")
     kernels = ("use_turbo_attention", "use_turbo_grouped_mm", "use_turbo_float8_linear")
     on = turbo.flag("enable_primus_turbo") and any(turbo.flag(kernel) for kernel in kernels)
     reduce = training.choice("mixed_precision_reduce", {"float32": 4.0, "bfloat16": 2.0}, "float32")
@@ -242,6 +245,8 @@ def _stack(turbo: Values, training: Values) -> Stack:
         framework_name="Primus torchtitan",
         gradient_bytes=reduce,
         optimizer_bytes=_FSDP_OPTIMIZER_BYTES,
+        compiled="model" in parts,
+        compiled_loss="loss" in parts,
         gradient_accumulation_fusion=False,
         turbo=on,
         optimizer_offload_fraction=1.0 if training.flag("enable_cpu_offload") else 0.0,
