@@ -98,7 +98,9 @@ _ONE_PEER_EXCHANGE = re.compile(
 )
 _COARSE_GATHERS = re.compile(r"image-default XLA|gathers not overlapped", re.IGNORECASE)
 """XLA combines gathers up to a threshold, which images for AMD set to 8 GiB (maxtext-slurm)."""
-_BALANCED_ROUTING = re.compile(r"forced? (?:load[- ])?balanc|balanced routing", re.IGNORECASE)
+_BALANCED_ROUTING = re.compile(
+    r"force_load_balancing=true|forced? (?:load[- ])?balanc|balanced routing", re.IGNORECASE
+)
 _NATURAL_ROUTING = re.compile(
     r"force_load_balancing=false|natural routing|routing skew|real (?:C4 )?data", re.IGNORECASE
 )

@@ -328,12 +328,13 @@ def test_fine_tuning_routes_real_data_unless_it_says_otherwise() -> None:
     table = read(
         experts | {"notes": "LoRA r16"},
         experts | {"notes": "LoRA r16; forced balanced routing"},
+        experts | {"notes": "LoRA r16; force_load_balancing=true (router learning)"},
         experts | {"framework": "Megatron-SWIFT"},
         experts | {"framework": "Megatron-LM"},
         {"notes": "LoRA r16"},
     )
     found = [w.routing_imbalance for w in table.workloads]
-    assert found == pytest.approx([NATURAL_IMBALANCE, 1.0, NATURAL_IMBALANCE, 1.0, 1.0])
+    assert found == pytest.approx([NATURAL_IMBALANCE, 1.0, 1.0, NATURAL_IMBALANCE, 1.0, 1.0])
 
 
 def test_recomputed_modules_are_read_from_a_list() -> None:
