@@ -354,7 +354,8 @@ def default_overlap(stack: Stack, sharding: Sharding, tp: int, sequence_parallel
 
     NeMo and Bridge performance recipes overlap gradient reduction, parameter gathering and, with
     sequence parallelism, TP GEMMs; Primus and Megatron-LM recipes with a distributed optimizer
-    overlap data parallelism; FSDP prefetches.
+    overlap data parallelism; FSDP prefetches, and reduces behind the backward pass where it keeps
+    its parameters gathered (ZeRO-2) as well.
     """
     family, name = stack.framework, stack.framework_name.lower()
     overlap = Overlap.NONE
@@ -362,7 +363,9 @@ def default_overlap(stack: Stack, sharding: Sharding, tp: int, sequence_parallel
         return Overlap.DP | Overlap.TP
     recipe = family in (Framework.NEMO, Framework.MEGATRON_BRIDGE)
     distributed = sharding is Sharding.ZERO1 and family in (Framework.PRIMUS, Framework.MEGATRON)
-    if recipe or distributed or sharding in (Sharding.FSDP, Sharding.HSDP, Sharding.ZERO3):
+    gathers = sharding in (Sharding.FSDP, Sharding.HSDP, Sharding.ZERO3)
+    keeps = sharding is Sharding.ZERO2 and family in SHARDED_MASTER_WEIGHTS
+    if recipe or distributed or gathers or keeps:
         overlap |= Overlap.DP
     if recipe and tp > 1 and sequence_parallel:
         overlap |= Overlap.TP

@@ -219,6 +219,14 @@ def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
+def test_fsdp_that_keeps_parameters_gathered_overlaps_as_well() -> None:
+    table = read(
+        {"framework": "llm-foundry (PyTorch FSDP)", "sharding": "zero2"},
+        {"framework": "DeepSpeed", "sharding": "zero2"},
+    )
+    assert table.config.overlap.tolist() == [Overlap.DP, Overlap.NONE]
+
+
 def test_operands_scaled_by_row_are_finer_than_by_tensor() -> None:
     table = read(
         {"precision": "fp8", "notes": "float8 rowwise"},
