@@ -72,7 +72,9 @@ _MODULES = re.compile(
     re.IGNORECASE,
 )
 _LAYOUT = re.compile(r"pp_layout=([EtmL*|()\d,]+)")
-_GRAPHS = re.compile(r"cuda_graph_impl=(?!none)\w+|CUDA graphs on", re.IGNORECASE)
+_GRAPHS = re.compile(
+    r"cuda_graph_impl=(?!none)\w+|CUDA graphs? (?:on|attn|scopes)(?![a-z])", re.IGNORECASE
+)
 _WHOLE_GRAPHS = re.compile(r"cuda_graph_impl=full_iteration", re.IGNORECASE)
 _NODE_NETWORK = re.compile(r"inter-node (\d+) Gbps", re.IGNORECASE)
 _NO_MTP = re.compile(r"(?:w/o|no|without) MTP", re.IGNORECASE)

@@ -227,6 +227,21 @@ def test_fsdp_that_keeps_parameters_gathered_overlaps_as_well() -> None:
     assert table.config.overlap.tolist() == [Overlap.DP, Overlap.NONE]
 
 
+@pytest.mark.parametrize(
+    ("notes", "graphs"),
+    [
+        ("cuda_graph_impl=local", True),
+        ("cuda_graph_impl=none", False),
+        ("CUDA graphs on", True),
+        ("CUDA graphs attn+moe_router", True),
+        ("recipe TE CUDA graph scopes moe_router", True),
+        ("CUDA graphs once", False),
+    ],
+)
+def test_graphs_are_read(notes: str, graphs: bool) -> None:
+    assert read({"notes": notes}).stacks[0].cuda_graphs is graphs
+
+
 def test_operands_scaled_by_row_are_finer_than_by_tensor() -> None:
     table = read(
         {"precision": "fp8", "notes": "float8 rowwise"},
