@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from optuna.study import StudyDirection
 
 from specs.errors import InputError
 from studies.storage import hide_password, missing_driver, open_storage, storage_address
@@ -30,6 +31,17 @@ def test_addresses(
     assert address.kind == kind
     assert address.shown == (shown or "postgresql+psycopg2://h/db?password=***&sslmode=a")
     assert not list(tmp_path.iterdir()), "naming a storage creates nothing"
+
+
+def test_a_database_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
+    address = storage_address(str(tmp_path / "a.db"), tmp_path / "a.db")
+    directions = [StudyDirection.MAXIMIZE]
+    open_storage(address).create_new_study(directions, "first")
+    assert [study.study_name for study in open_storage(address).get_all_studies()] == ["first"]
+    (tmp_path / "a.db").unlink()
+    assert open_storage(address).get_all_studies() == []
+    open_storage(address).create_new_study(directions, "second")
+    assert [study.study_name for study in open_storage(address).get_all_studies()] == ["second"]
 
 
 @pytest.mark.parametrize(
