@@ -17,6 +17,8 @@ from studies.storage import StorageAddress, storage_address
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+PAGE_MS = 120_000
+"""For so long a busy machine may draw a page."""
 STUDY = """\
 name: shown
 model: mixtral-8x7b

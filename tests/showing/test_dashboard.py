@@ -19,6 +19,7 @@ from studies.pictures.style import Attempt
 from studies.showcase import graphs
 from studies.storage import open_storage
 from studies.trial_notes import cell, study_note, trial_note
+from tests.showing.conftest import PAGE_MS
 
 NAMES = (
     "[...document.querySelectorAll('.js-plotly-plot')]"
@@ -183,6 +184,7 @@ def test_foreign_text_is_no_markdown() -> None:
 
 def test_it_looks_right_in_a_browser(browser: Any, served: str, detail: Any) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(PAGE_MS)
     page.goto(f"{served}dashboard/studies/{detail['best_trials'][0]['study_id']}")
     best = detail["best_trials"][0]
     page.wait_for_selector(f"text=Best Trial (number={best['number']})")

@@ -24,6 +24,7 @@ from studies.report.savings import cost, price_of, reference_of, tokens_of
 from studies.report.timetable import timetable
 from studies.report.whatif import LEVERS, levers, neighbours, scaled
 from studies.wording import mesh_in_words
+from tests.showing.conftest import PAGE_MS
 
 CONTENTS = (
     "What to run",
@@ -247,6 +248,7 @@ def test_it_looks_right_in_a_browser(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
     )
     page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
     said: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -271,6 +273,7 @@ def test_it_looks_right_in_a_browser(
 def test_it_works_under_its_own_policy_and_prints(browser: Any, report_file: Path) -> None:
     context = browser.new_context()
     page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.goto(report_file.as_uri())

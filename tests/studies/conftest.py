@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,6 +47,35 @@ def small_study(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL_STUDY)
     return path
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A small study that is done: its file, the folder of its results, and the JSON of ``tune``."""
+
+    study: Path
+    out: Path
+    result: Any
+
+    def copied(self, folder: Path) -> Path:
+        """A copy of the folder of results, to go on with."""
+        return shutil.copytree(self.out, folder)
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    """The small study after ``tune``; tests read it or go on with a copy."""
+    folder = tmp_path_factory.mktemp("tuned")
+    study, out = folder / "small.yaml", folder / "out"
+    study.write_text(SMALL_STUDY)
+    return Tuned(study, out, json_of("tune", study, "--out", out))
+
+
+def json_of(*arguments: object) -> Any:
+    """The JSON of a command that works; for fixtures that several tests share."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert call([*map(str, arguments), "--json"]) == 0
+    return json.loads(printed.getvalue())
 
 
 @dataclass(frozen=True)

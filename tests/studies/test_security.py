@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,14 @@ OWN_IMPORTS = {USER_CODE, "foretune.py", "studies/cli/bench_search.py"}
 """Files that import by name; all but the first name modules of their own."""
 
 
-def _trees() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        path = ROOT / package
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            yield str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))
+@cache
+def _trees() -> tuple[tuple[str, ast.Module], ...]:
+    paths = [ROOT / package for package in PACKAGES]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    return tuple(
+        (str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8")))
+        for file in sorted(files)
+    )
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

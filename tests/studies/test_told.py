@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from studies.report.facts import load
 from studies.storage import storage_address
-from tests.studies.conftest import Ran
+from tests.studies.conftest import Ran, json_of
 
 STUDY = """\
 name: told
@@ -34,6 +36,30 @@ axes:
   overlap: none
 trials: 8
 """
+
+
+@dataclass(frozen=True)
+class ToldOnce:
+    """A job of which two runs were told: where it lies, its first result and what was asked."""
+
+    study: Path
+    out: Path
+    first: dict[str, Any]
+    asked: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def told_once(tmp_path_factory: pytest.TempPathFactory) -> ToldOnce:
+    """A job whose second run, a config that it recommended, ran out of memory; for copies."""
+    folder = tmp_path_factory.mktemp("told")
+    study, out = folder / "told.yaml", folder / "out"
+    study.write_text(STUDY)
+    first = json_of("tune", study, "--out", out)
+    asked = json_of("ask", study, "--runs", "2", "--slot", "4h", "--out", out)["runs"]
+    json_of("tell", study, "--run", "0", "--speed", "8100", "--peak", "71", "--out", out)
+    json_of("tell", study, "--run", "1", "--oom", "--out", out)
+    assert asked[1]["config"] in recommended(first)
+    return ToldOnce(study, out, first, asked)
 
 
 class Loop:
@@ -67,14 +93,10 @@ def loop(tmp_path: Path, foretune: Callable[..., Ran]) -> Loop:
 
 
 @pytest.fixture
-def told(loop: Loop) -> tuple[Loop, dict[str, Any], dict[str, Any]]:
+def told(told_once: ToldOnce, loop: Loop) -> tuple[Loop, dict[str, Any], dict[str, Any]]:
     """A job, its first result, and a config it recommended that ran out of memory since."""
-    first = loop("tune")
-    asked = loop("ask", "--runs", "2", "--slot", "4h")["runs"]
-    loop("tell", "--run", "0", "--speed", "8100", "--peak", "71")
-    loop("tell", "--run", "1", "--oom")
-    assert asked[1]["config"] in recommended(first)
-    return loop, first, asked[1]
+    shutil.copytree(told_once.out, loop.out)
+    return loop, told_once.first, told_once.asked[1]
 
 
 def recommended(result: dict[str, Any]) -> list[dict[str, Any]]:
