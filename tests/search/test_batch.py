@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from search.ranking import FIT_PROBABILITY
 from search.shortlist import characters
 from search.space import Space
 from studies.inputs import resolve
+from studies.job import Job
 from studies.real_runs import RealRuns
 from studies.run_requests import Slot, ask_runs
 from studies.storage import storage_address
@@ -48,7 +50,10 @@ def expected_best(pool: ConfigPool, rows: list[int]) -> float:
 def test_two_asks_in_a_row_ask_for_eight_different_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = resolve("mixtral_8x22b_mi355x", None, None, {})
+    # A sixth of the configs that a search weighs, of 20 million instead of 80: as unlike.
+    monkeypatch.setattr("search.config_pool.BEST_ROWS", 4000)
+    monkeypatch.setattr("search.config_pool.TAIL_ROWS", 2000)
+    job = narrowed(cp=[1])
     space = Space.of(job.experiment, job.cluster, full=True)
     runs = RealRuns.open(job, storage_address(None, tmp_path / "runs.db"), "mixtral")
     pool = runs.pool(space)
@@ -92,9 +97,13 @@ def test_without_runs_the_score_alone_decides(small_pool: tuple[RealRuns, Config
 @pytest.fixture
 def small_pool(tmp_path: Path) -> tuple[RealRuns, ConfigPool]:
     """A small job without runs and its configs."""
-    job = resolve("mixtral_8x22b_mi355x", None, None, {})
-    narrow = {"tp": [1], "pp": [2, 4], "cp": [1], "precision": ["fp8-cs"], "schedule": ["1f1b"]}
-    settings = replace(job.experiment.settings, axes=narrow)
-    experiment = replace(job.experiment, settings=settings)
+    job = narrowed(tp=[1], pp=[2, 4], cp=[1], precision=["fp8-cs"], schedule=["1f1b"])
     runs = RealRuns.open(job, storage_address(None, tmp_path / "small.db"), "small")
-    return runs, runs.pool(Space.of(experiment, job.cluster))
+    return runs, runs.pool(Space.of(job.experiment, job.cluster))
+
+
+def narrowed(**axes: list[Any]) -> Job:
+    """The Mixtral study with these values of some axes alone."""
+    job = resolve("mixtral_8x22b_mi355x", None, None, {})
+    settings = replace(job.experiment.settings, axes=axes)
+    return replace(job, experiment=replace(job.experiment, settings=settings))

@@ -21,15 +21,13 @@ from studies.result import Found, rival_of
 from studies.storage import storage_address
 from studies.wording import config_line
 from surrogate.learned import Learned, shipped
-from tests.studies.conftest import Ran
+from tests.studies.conftest import Ran, Tuned
 
 Command = Callable[..., Ran]
 
 
-def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: Command) -> None:
-    ran = foretune("tune", small_study, "--out", tmp_path / "out", "--json")
-    assert ran.code == 0, ran.err
-    result = ran.json
+def test_json_contract_and_ledger(tuned: Tuned) -> None:
+    result = tuned.result
     assert {"best", "optimum", "shortlist", "trials", "rejected_by_memory", "storage"} <= set(
         result
     )
@@ -43,7 +41,7 @@ def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: C
     speed = best["projection"]["throughput"]["tokens_per_s_per_gpu"]
     assert result["optimum"]["projection"]["throughput"]["tokens_per_s_per_gpu"] >= speed
     assert all(Path(path).is_file() for path in result["files"])
-    folder = tmp_path / "out" / "small"
+    folder = tuned.out / "small"
     written = {str(path) for path in folder.iterdir() if path.suffix in (".svg", ".yaml", ".sh")}
     assert written | {str(folder / "result.json")} == set(result["files"])
     assert json.loads((folder / "result.json").read_text())["files"] == result["files"]
@@ -61,10 +59,8 @@ def test_json_contract_and_ledger(small_study: Path, tmp_path: Path, foretune: C
     assert study.trials[0].user_attrs["config"]["tp"] == 2
 
 
-def test_launch_files_read_back_as_the_best_config(
-    small_study: Path, tmp_path: Path, foretune: Command
-) -> None:
-    result = foretune("tune", small_study, "--out", tmp_path / "out", "--json").json
+def test_launch_files_read_back_as_the_best_config(tuned: Tuned) -> None:
+    result = tuned.result
     path = next(path for path in result["files"] if path.endswith("best.yaml"))
     again = read_experiment(Path(path))
     best = TrainingConfig.from_labels(result["best"]["config"])
@@ -74,34 +70,27 @@ def test_launch_files_read_back_as_the_best_config(
 
 
 def test_a_rerun_prints_the_result_and_more_trials_go_on(
-    small_study: Path, tmp_path: Path, foretune: Command
+    tuned: Tuned, tmp_path: Path, foretune: Command
 ) -> None:
-    def tune(*more: object) -> Ran:
-        return foretune("tune", small_study, "--out", tmp_path / "out", "--json", *more)
+    out = tuned.copied(tmp_path / "out")
 
-    first, again, more = tune(), tune(), tune("--trials", 20)
+    def tune(*more: object) -> Ran:
+        return foretune("tune", tuned.study, "--out", out, "--json", *more)
+
+    again, more = tune(), tune("--trials", 20)
     assert again.json["trials"] == 16
-    assert again.json["best"] == first.json["best"]
+    assert again.json["best"] == tuned.result["best"]
     assert more.json["trials"] == 20
-    assert more.json["study_name"] == first.json["study_name"]
+    assert more.json["study_name"] == tuned.result["study_name"]
 
 
 def test_changed_inputs_start_a_new_study_and_say_so(
-    small_study: Path, tmp_path: Path, foretune: Command
+    tuned: Tuned, tmp_path: Path, foretune: Command
 ) -> None:
-    first = foretune("tune", small_study, "--out", tmp_path, "--json")
-    changed = foretune("tune", small_study, "--out", tmp_path, "--json", "--set", "gbs=128")
-    assert changed.json["study_name"] != first.json["study_name"]
+    out = tuned.copied(tmp_path / "out")
+    changed = foretune("tune", tuned.study, "--out", out, "--json", "--set", "gbs=128")
+    assert changed.json["study_name"] != tuned.result["study_name"]
     assert any("workload changed" in note for note in changed.json["notes"])
-
-
-def test_the_count_that_does_not_fit_is_told_of_what_was_projected(
-    small_study: Path, tmp_path: Path, foretune: Command
-) -> None:
-    words = foretune("tune", small_study, "--out", tmp_path).out
-    line = next(line for line in words.splitlines() if "legal configs" in line)
-    assert " projected" in line
-    assert line.endswith("do not fit")
 
 
 def test_pinned_axes_stay_pinned(small_study: Path, tmp_path: Path, foretune: Command) -> None:
@@ -114,10 +103,14 @@ def test_pinned_axes_stay_pinned(small_study: Path, tmp_path: Path, foretune: Co
 
 
 def test_words_name_baseline_best_changes_memory_and_bottleneck(
-    small_study: Path, tmp_path: Path, foretune: Command
+    tuned: Tuned, tmp_path: Path, foretune: Command
 ) -> None:
-    ran = foretune("tune", small_study, "--out", tmp_path / "out", "--why", "tp=8")
+    out = tuned.copied(tmp_path / "out")
+    ran = foretune("tune", tuned.study, "--out", out, "--why", "tp=8")
     assert ran.code == 0, ran.err
+    counts = next(line for line in ran.out.splitlines() if "legal configs" in line)
+    assert " projected" in counts
+    assert counts.endswith("do not fit")
     for words in (
         "baseline: tp=2",
         "best: trust ",
@@ -206,9 +199,9 @@ def test_pins_of_the_command_line_narrow_the_study(
 
 
 def test_a_change_of_number_format_is_said_unless_it_was_asked_for(
-    small_study: Path, tmp_path: Path, foretune: Command
+    tuned: Tuned, small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
-    asked = foretune("tune", small_study, "--out", tmp_path / "asked", "--json").json
+    asked = tuned.result
     assert not [note for note in asked["notes"] if "number format" in note]
     assert asked["in_baseline_format"] is None
     small_study.write_text(small_study.read_text().replace("  precision: [bf16]\n", ""))
