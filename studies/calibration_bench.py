@@ -109,7 +109,7 @@ def _with_measured_widths(
             if not known.any():
                 half[asked] = np.nan
                 continue
-            width = conformal_width(errors[known], spread[known], table.fold[together[known]])
+            width = conformal_width(errors[known], spread[known])
             half[asked] = width * spread[asked]
     intervals = Projected(value, value * np.exp(-half), value * np.exp(half))
     ends = np.cumsum([len(found.rows) for found in drawn.values()])

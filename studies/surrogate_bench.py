@@ -130,7 +130,7 @@ def cross_conformal(table: RunTable, projected: Projected, batches: list[Column]
         for moe in (False, True):
             known = others[table.is_moe[others] == moe]
             asked = rows[table.is_moe[rows] == moe]
-            width = conformal_width(errors[known], spread[known], table.fold[known])
+            width = conformal_width(errors[known], spread[known])
             half[asked] = width * spread[asked]
     value = projected.value
     return Projected(value, value * np.exp(-half), value * np.exp(half))

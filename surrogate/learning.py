@@ -188,9 +188,7 @@ def judged(table: RunTable, draws: int = 5, batches: int = 24) -> tuple[Interval
         spreads = np.concatenate([np.log(p.hi90 / p.value) for _, p in found]) / GAUSSIAN_90
         moe = table.is_moe[rows]
         for family, members in zip(FAMILIES, (~moe, moe), strict=True):
-            widths[family][knowledge] = conformal_width(
-                errors[members], spreads[members], table.fold[rows][members]
-            )
+            widths[family][knowledge] = conformal_width(errors[members], spreads[members])
     kept = ("n", "mape", "median_ape", "bias")
     short = {
         name: {k: round(v, 4) for k, v in found.items() if k in kept and v is not None}

@@ -20,8 +20,6 @@ from surrogate.cases import Column
 Floats = NDArray[np.float64]
 
 COVERAGE = 0.9
-FOLD_POWER = 0.75
-"""Weight of a Fold of n runs is n to this power when widths are measured."""
 FAMILIES = ("dense", "moe")
 KNOWLEDGE = ("zero_shot", "calibrated")
 GAUSSIAN_90 = 1.645
@@ -76,30 +74,21 @@ class Intervals:
         return width
 
 
-def conformal_width(
-    errors: Column, spread: Column, folds: Column, coverage: float = COVERAGE
-) -> float:
+def conformal_width(errors: Column, spread: Column, coverage: float = COVERAGE) -> float:
     """The multiple of ``spread`` that covers this share of errors on Folds left out.
 
-    A Fold of n rows weighs n**FOLD_POWER: between every run and every Fold counting the same. The
-    share is raised by one run in all, as exchangeable runs demand of finite samples. Counting a
-    Fold as a single run covered 93.5% of the MoE runs of Folds left out, at intervals a fifth
-    wider.
+    The share is raised by one run in all, as exchangeable runs demand of finite samples. Runs count
+    alike: were small Folds to count for more, MoE intervals would be a fifth to a third wider and
+    cover 1% more of Folds that count alike (84 to 85%).
 
     Args:
         errors: log errors of rows projected without their Fold, shape (n,).
         spread: what the model believed of each, shape (n,).
-        folds: label of each row, shape (n,).
         coverage: share to cover.
     """
-    _, index, counts = np.unique(folds.astype(str), return_inverse=True, return_counts=True)
-    weights = counts[index].astype(np.float64) ** (FOLD_POWER - 1.0)
     scores = np.abs(errors) / spread
-    order = np.argsort(scores)
-    cumulative = np.cumsum(weights[order]) / weights.sum()
     share = min(coverage * (1.0 + 1.0 / len(errors)), 1.0)
-    place = int(np.searchsorted(cumulative, share))
-    return float(scores[order[min(place, len(order) - 1)]])
+    return float(np.quantile(scores, share, method="inverted_cdf"))
 
 
 def trust_grades(

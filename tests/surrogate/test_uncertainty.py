@@ -29,7 +29,7 @@ def test_conformal_width_covers_folds_never_seen() -> None:
         spread = generator.uniform(0.5, 2.0, folds.size)
         errors = spread * (offsets[folds] + generator.normal(0, 0.05, folds.size))
         known = folds < 40
-        width = conformal_width(errors[known], spread[known], folds[known])
+        width = conformal_width(errors[known], spread[known])
         covered.append((np.abs(errors[~known]) <= width * spread[~known]).mean())
     assert 0.88 <= np.mean(covered) <= 0.94
 
