@@ -78,7 +78,7 @@ def test_a_worker_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
 )
 def test_compiling_is_proven_by_graphs_and_none_is_new_after_warm_up(tmp_path: Path) -> None:
     compiled = Bundle.of({"torch_compile": "default", "kv_cache_config": "static"})
-    with Worker(launch(tmp_path, "plain", timeout_s=600), compiled) as worker:
+    with Worker(launch(tmp_path, "shallow", timeout_s=600), compiled) as worker:
         warm_up = worker.ask("warm_up")
         run = worker.ask("run")
         seen = Observation.from_json(worker.ask("observe"))

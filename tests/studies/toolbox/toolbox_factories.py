@@ -24,6 +24,11 @@ def plain() -> Any:
     return tiny_model(attention="sdpa")
 
 
+def shallow() -> Any:
+    """One layer: compiling takes half as long."""
+    return tiny_model(attention="sdpa", layers=1)
+
+
 def hangs() -> Any:
     return _when_attention_changes(lambda: time.sleep(3600))
 
