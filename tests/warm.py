@@ -29,10 +29,11 @@ KILLED = 128 + signal.SIGKILL
 
 
 def serve(path: str) -> None:
-    """Forks a process for every client until it is ended."""
+    """Forks a process for every client until it is ended or its parent has ended."""
     import importlib
     import pkgutil
 
+    parent = os.getppid()
     for name in MODULES:
         importlib.import_module(name)
     import optuna
@@ -49,8 +50,12 @@ def serve(path: str) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)
-    while True:
-        client, _ = server.accept()
+    server.settimeout(5.0)
+    while os.getppid() == parent:
+        try:
+            client, _ = server.accept()
+        except TimeoutError:
+            continue
         if os.fork() == 0:
             server.close()
             _become(client)
@@ -132,7 +137,7 @@ def pid_of(server: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        sys.exit(serve(sys.argv[2]))
     with ask(sys.argv[1], sys.argv[2:], str(Path.cwd()), [0, 1, 2]) as connection:
         pid_of(connection)
         answer = connection.recv(1)
