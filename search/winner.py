@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
-from surrogate.memory import memory_log_sd
+from surrogate.memory import fit_probability, memory_log_sd
+from surrogate.memory_calibration import MemoryFacts
 from surrogate.uncertainty import best_probability, shrunk_winner
 
 Column = NDArray[Any]
@@ -52,13 +52,19 @@ def contest(cases: Cases, seed: int = 0, learned: Learned | None = None) -> Cont
     learned = learned or shipped()
     log_speed = learned.joint_draws(cases, DRAWS, seed)
     peaks = learned.peaks()
-    held = peaks.memory(cases).device_gib
-    sd = memory_log_sd(cases)
-    error = np.random.default_rng(seed + 1).standard_normal((DRAWS, 1))
+    chance = _fit_chance(peaks, cases)
+    # One error of memory for all candidates of a draw, spread evenly so that each fits as often as
+    # it is said to.
+    error = (np.random.default_rng(seed + 1).permutation(DRAWS) + 0.5)[:, None] / DRAWS
     failed = peaks.failed_here(cases)
     if failed is not None:  # of the errors only those with which what ran out does run out
-        floor = np.log(cases.cluster.hbm_gib / peaks.memory(failed).device_gib) / sd
-        below = min(float(ndtr(np.max(floor))), 1.0 - 1e-12)
-        error = ndtri(below + ndtr(error) * (1.0 - below))
-    fits = held * np.exp(sd * error) <= cases.cluster.hbm_gib
+        below = min(float(_fit_chance(peaks, failed).max()), 1.0 - 1e-12)
+        error = below + error * (1.0 - below)
+    fits = error <= chance
     return Contest(best_probability(log_speed, fits), log_speed, fits)
+
+
+def _fit_chance(peaks: MemoryFacts, cases: Cases) -> Column:
+    """Probability that each row fits, shape (n,)."""
+    held = peaks.memory(cases).device_gib
+    return fit_probability(held, cases.cluster.hbm_gib, memory_log_sd(cases))
