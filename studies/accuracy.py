@@ -53,8 +53,22 @@ def read_table(runs: Path, models: Path | None, with_results: bool = True) -> Ru
 
 def defaults_in_words(defaults: Mapping[str, int]) -> str:
     """Which columns rows were silent of (name -> number of rows), as one sentence."""
-    silent = ", ".join(f"{name} in {count:,}" for name, count in defaults.items())
+    silent = ", ".join(
+        f"{name}{f' ({_ASSUMED[name]})' if name in _ASSUMED else ''} in {count:,}"
+        for name, count in defaults.items()
+    )
     return f"rows that state no value took the default: {silent} (number of rows)"
+
+
+_ASSUMED = {
+    "sequence_parallel": "off, but on with tp above 1 in NeMo, Megatron-Bridge and Primus",
+    "recompute": "the least with which it fits",
+    "sharding": "none",
+    "precision": "bf16",
+    "overlap": "as the recipes of its framework",
+    "framework": "Megatron-LM",
+}
+"""What a row is taken to do where it does not say; other columns are 1 or follow from the rest."""
 
 
 def validation_json(

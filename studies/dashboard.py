@@ -34,7 +34,7 @@ def installed_version() -> str:
         return metadata.version("optuna-dashboard")
     except metadata.PackageNotFoundError:
         raise InputError(
-            "optuna-dashboard is not installed; run: pip install 'foretune[dashboard]'."
+            "optuna-dashboard is not installed; run: pip install -e '.[dashboard]'."
         ) from None
 
 

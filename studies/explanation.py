@@ -65,6 +65,10 @@ def bottleneck(projected: Mapping[str, Any]) -> str:
     )
 
 
+NOTABLE_CHANCE = 0.02
+"""Difference of P(fits) from which it is named among the reasons."""
+
+
 @dataclass(frozen=True, slots=True)
 class WhyNot:
     """Why a config is not the best: ``verdict`` is illegal, memory, slower or faster."""
@@ -115,6 +119,12 @@ def why_not(job: Job, anchor: TrainingConfig, changes: Mapping[str, str]) -> Why
         )
         sentences.append(_speed(there, here))
         return WhyNot(config, "memory", tuple(sentences), there)
+    chance, best_chance = memory["fit_probability"], here["memory"]["fit_probability"]
+    if best_chance - chance > NOTABLE_CHANCE:
+        sentences.append(
+            f"it fits with {chance:.0%} only, and a run out of memory is worth nothing; the best "
+            f"fits with {best_chance:.0%}."
+        )
     faster = there["throughput"]["step_time_s"] < here["throughput"]["step_time_s"]
     return WhyNot(
         config, "faster" if faster else "slower", (*sentences, _speed(there, here)), there

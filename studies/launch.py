@@ -88,7 +88,8 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
         "#!/usr/bin/env bash",
         *comment_lines(head),
         "# Run on every node from a Megatron-LM checkout, with NODE_RANK and MASTER_ADDR set; add",
-        "# data, tokenizer and checkpoint arguments, or --mock-data, after the file name.",
+        "# --train-iters, --lr, data, tokenizer and checkpoints, or --mock-data, after its name.",
+        *_left_to_the_user(job),
         "set -euo pipefail",
         *(f"export {name}={shlex.quote(value)}" for name, value in _env(job, config)),
         "CONFIG=(",
@@ -101,6 +102,16 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
     ]
     write_atomically(path, "\n".join(lines) + "\n")
     path.chmod(0o755)
+
+
+def _left_to_the_user(job: Job) -> tuple[str, ...]:
+    """What the catalog does not know of a model, as comments: it changes training, not speed."""
+    model = job.experiment.workload.model
+    if model.rotary_base is None and not model.learned_positions:
+        return (
+            "# The rotary base, its scaling and the norm epsilon are Megatron's: state your own.",
+        )
+    return ()
 
 
 def _reference_trainer(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:

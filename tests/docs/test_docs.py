@@ -74,7 +74,7 @@ def commands_of(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_the_page_runs(page: Path, tmp_path: Path, nursery: Nursery) -> None:
     if "foretune dashboard" in commands_of(page):
-        pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
+        pytest.importorskip("optuna_dashboard", reason="pip install -e '.[dashboard]'")
     if "--llm" in commands_of(page) and not importlib.util.find_spec("dspy"):
         pytest.skip("pip install 'foretune[llm]'")
     script = commands_of(page)

@@ -27,7 +27,7 @@ NAMES = (
 )
 """JavaScript: the names of everything that is drawn."""
 
-pytest.importorskip("optuna_dashboard", reason="pip install 'foretune[dashboard]'")
+pytest.importorskip("optuna_dashboard", reason="pip install -e '.[dashboard]'")
 
 
 def address_of(app: Any) -> str:
