@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from specs.choices import MoeDispatcher, Overlap
+from specs.choices import CpComm, MoeDispatcher, Overlap
 from surrogate.cases import Column
 from surrogate.communication import all_gather_s, all_to_all_s, dispatch_s
-from surrogate.operators import BYTES, COMPUTE, EP, EXPERT, Block, Operators
+from surrogate.operators import ATTENTION, BYTES, COMPUTE, EP, EXPERT, Block, Operators
 from surrogate.topology import group
 
 _EXPERT_WIDTH = 2048.0
@@ -106,10 +106,16 @@ def _expert_exchange(op: Operators, own: Any, copies: Any, topk: Any) -> Column:
 
 
 def hide_exchange(op: Operators, moe: Block) -> None:
-    """All-to-all of one microbatch behind the compute of another (Megatron EP overlap)."""
-    overlapped = (op.config.overlap & int(Overlap.EP)) > 0
+    """All-to-all of one microbatch behind the compute of another (Megatron EP overlap).
+
+    Attention that hides the ring of context parallelism hides nothing else.
+    """
+    config = op.config
+    overlapped = (config.overlap & int(Overlap.EP)) > 0
     if not np.any(overlapped):
         return
+    ring = (config.cp > 1) & (config.cp_comm == int(CpComm.P2P))
     for times in (moe.forward, moe.input_gradient):
-        hidden = np.minimum(times[EP], times[COMPUTE].sum(axis=0))
+        cover = times[COMPUTE].sum(axis=0) - np.where(ring, times[ATTENTION], 0.0)
+        hidden = np.minimum(times[EP], cover)
         times[EP] -= np.where(overlapped, op.rates.ep_overlap * hidden, 0.0)

@@ -151,10 +151,14 @@ def _rebuilt_layers(cases: Cases) -> Column:
 
 
 def _repeats_mlp(cases: Cases) -> Column:
-    """Whether selective recomputation would repeat the MLP or the experts, shape (n,)."""
+    """Whether selective recomputation would repeat the MLP or the experts, shape (n,).
+
+    TorchTitan repeats operators, whatever the modules.
+    """
     modules = cases.config.recompute_modules
     moe, mlp = modules & int(RecomputeModules.MOE), modules & int(RecomputeModules.MLP)
-    return np.asarray(np.where(cases.model.num_experts > 0, moe, mlp) > 0)
+    by_module = cases.stack.framework != int(Framework.TORCHTITAN)
+    return np.asarray((np.where(cases.model.num_experts > 0, moe, mlp) > 0) & by_module)
 
 
 def _mlp_share(cases: Cases) -> Column:

@@ -133,3 +133,18 @@ def test_sharded_gathering_that_is_not_overlapped_is_slower() -> None:
     stack = Stack(framework=Framework.TORCHTITAN, framework_name="TorchTitan")
     speed = throughput(Cases.of_study(table, workload, cluster, stack))
     assert speed[1] < 0.99 * speed[0]
+
+
+def test_names_of_modules_mean_nothing_where_operators_are_repeated() -> None:
+    base = TrainingConfig(
+        tp=2, mbs=2, sharding=Sharding.FSDP, overlap=Overlap.DP, recompute=Recompute.SELECTIVE,
+        sequence_parallel=True,
+    )  # fmt: skip
+    modules = (RecomputeModules.CORE_ATTN, RecomputeModules.CORE_ATTN | RecomputeModules.MLP)
+    gpu = catalog.gpu("H100-SXM")
+    cluster = Cluster(name="", gpu=gpu, num_nodes=1, gpus_per_node=8, price_usd_per_gpu_hour=None)
+    work = Workload(model=catalog.model("llama3.1-8b"), seq_len=8192, global_batch_size=64)
+    table = ConfigTable.from_configs([base.changed(recompute_modules=m) for m in modules])
+    stack = Stack(framework=Framework.TORCHTITAN, framework_name="TorchTitan")
+    speed = throughput(Cases.of_study(table, work, cluster, stack))
+    assert speed[0] == pytest.approx(speed[1], rel=1e-9)
