@@ -88,7 +88,9 @@ MODES = (*REPLIES, *TRANSPORT)
 class LlmServer:
     """Serves on a free port of 127.0.0.1 from ``with`` to its end.
 
-    ``requests`` are the bodies that came; ``keys`` the Authorization headers.
+    ``requests`` are the bodies that came, ``keys`` the Authorization headers, ``paths`` where to.
+    Mode ``redirect`` answers with the status and the location of ``redirect``, by default another
+    path of its own.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class LlmServer:
         self.reply = reply
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.paths: list[str] = []
+        self.redirect = (302, "")
         self.ended = threading.Event()
         self._lock = threading.Lock()
         outer = self
@@ -116,11 +120,14 @@ class LlmServer:
                     number = len(outer.requests)
                     outer.requests.append(body)
                     outer.keys.append(key)
+                    outer.paths.append(self.path)
                 mode = outer.modes[min(number, len(outer.modes) - 1)]
                 try:
                     outer.answer(self, mode, body, key)
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
+
+            do_GET = do_POST  # what clients make of a POST that is answered with 302
 
             def log_message(self, *_: Any) -> None:
                 """Says nothing."""
@@ -179,8 +186,8 @@ class LlmServer:
             whole = json.dumps(completion("XX", body)).encode().replace(b"XX", b"\xff\xfe\xc3(")
             send(handler, 200, whole)
         elif mode == "redirect":
-            handler.send_response(302)
-            handler.send_header("Location", f"{self.url}/elsewhere")
+            handler.send_response(self.redirect[0])
+            handler.send_header("Location", self.redirect[1] or f"{self.url}/elsewhere")
             handler.send_header("Content-Length", "0")
             handler.end_headers()
         else:

@@ -24,6 +24,8 @@ from tests.llm_server import MODES, TRANSPORT, LlmServer, proposals
 if importlib.util.find_spec("litellm") is None or importlib.util.find_spec("dspy") is None:
     pytest.skip("pip install 'foretune[llm]'", allow_module_level=True)
 
+from search.llm.redirects import REDIRECTED
+
 CANARY = "sk-canary-0123456789abcdef"
 ENDING = ("hung", "drip", "huge")
 """Modes that never end: the worker is ended and another one started."""
@@ -106,6 +108,36 @@ def test_a_reply_that_never_ends_is_ended(client: Client, server: LlmServer, mod
     assert isinstance(outcome, str), outcome
     assert process.poll() is not None
     assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("to", ["another port", "another path", "a file"])
+def test_no_redirect_is_followed(
+    client: Client, server: LlmServer, status: int, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LlmServer() as other:
+        places = {"another port": f"{other.url}/steal", "a file": "file:///etc/passwd"}
+        monkeypatch.setattr(server, "redirect", (status, places.get(to, "")))
+        server.paths.clear()
+        assert ask(client, server, "redirect", 40.0) == REDIRECTED
+        assert other.requests == []
+    assert set(server.paths) == {"/v1/chat/completions"}
+
+
+@pytest.mark.parametrize("model", ["anthropic/small", "ollama/small", "hosted_vllm/small"])
+def test_no_client_of_another_provider_follows_a_redirect(
+    model: str, environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del environment
+    with LlmServer() as other, LlmServer() as named:
+        monkeypatch.setattr(named, "redirect", (307, f"{other.url}/steal"))
+        client = Client(Endpoint(model, named.url))
+        try:
+            assert ask(client, named, "redirect", 40.0) == REDIRECTED
+        finally:
+            client.close()
+        assert named.paths
+        assert other.requests == []
 
 
 def test_keys_reach_neither_recording_nor_answer(

@@ -162,6 +162,21 @@ def test_no_server_no_harm(small_study: Path, tmp_path: Path, foretune: Command)
 
 
 @needs_llm
+def test_a_study_goes_to_the_named_server_alone(
+    small_study: Path, tmp_path: Path, foretune: Command
+) -> None:
+    with LlmServer() as other, LlmServer("redirect") as named:
+        named.redirect = (307, f"{other.url}/steal")
+        ran = foretune("tune", small_study, "--out", tmp_path / "out", "--llm", "openai/small",
+                       "--llm-url", named.url, "--json")  # fmt: skip
+        assert ran.code == 0, ran.err
+        assert named.requests
+        assert (other.requests, other.keys) == ([], [])
+    assert ran.json["llm"]["trials"] == []
+    assert "the server redirects to another address" in " ".join(ran.err.split())
+
+
+@needs_llm
 def test_budgets_hold_before_a_call_is_made(
     small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
