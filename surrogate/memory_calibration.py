@@ -172,11 +172,8 @@ class MemoryFacts:
     def failed_here(self, cases: Cases) -> Cases | None:
         """The configs that went out of memory on the very job of ``cases``; None where none did, or
         where the rows are of many jobs."""
-        if not self.out_of_memory or not _is_study(cases):
-            return None
-        job = _jobs(cases)[0]
-        configs = [run.config for run in self.out_of_memory if run.job == job]
-        return replace(cases, config=ConfigTable.from_configs(configs)) if configs else None
+        found = self._failed_by_job(cases) if _is_study(cases) else []
+        return found[0][1] if found else None
 
     def fit_probability(self, cases: Cases, device_gib: Column) -> Column:
         """Probability that every row stays below capacity, given which runs did not, shape (n,).
@@ -185,17 +182,37 @@ class MemoryFacts:
         than a config that ran out does not fit, and one that is little leaner fits less likely.
 
         Args:
-            cases: n rows.
+            cases: n rows, of one job or of many.
             device_gib: what is projected of them (``memory``), shape (n,).
         """
         found = fit_probability(device_gib, cases.cluster.hbm_gib, memory_log_sd(cases))
-        failed = self.failed_here(cases)
-        if failed is not None:
+        for rows, failed in self._failed_by_job(cases):
             sd, capacity_gib = memory_log_sd(failed), failed.cluster.hbm_gib
-            held = self.memory(failed).device_gib
-            least = float(np.max(fit_probability(held, capacity_gib, sd)))
-            found = np.maximum(found - least, 0.0) / max(1.0 - least, 1e-12)
+            chance = fit_probability(self.memory(failed).device_gib, capacity_gib, sd)
+            owners = 1 if _is_study(cases) else len(rows)
+            least = chance.reshape(owners, -1).max(axis=1)
+            found[rows] = np.maximum(found[rows] - least, 0.0) / np.maximum(1.0 - least, 1e-12)
         return np.where(self.ran_out(cases), 0.0, found)
+
+    def _failed_by_job(self, cases: Cases) -> list[tuple[Column, Cases]]:
+        """Rows of each job of which configs went out of memory, and those configs: once for a
+        study, else in the place of every row, whose stack may differ in what is no part of JOB."""
+        configs: dict[tuple[str, ...], list[TrainingConfig]] = {}
+        for run in self.out_of_memory:
+            configs.setdefault(_key(run.job), []).append(run.config)
+        if not configs or not len(cases):
+            return []
+        jobs, found = [_key(job) for job in _jobs(cases)], []
+        for job, failed in configs.items():
+            same = np.array([own == job for own in jobs])
+            rows = np.flatnonzero(np.broadcast_to(same, (len(cases),)))
+            if len(rows):
+                owners = rows[:1] if _is_study(cases) else rows
+                each = np.tile(np.arange(len(failed)), len(owners))
+                table = ConfigTable.from_configs(failed).take(each)
+                owned = cases.take(np.repeat(owners, len(failed)))
+                found.append((rows, replace(owned, config=table)))
+        return found
 
     @cached_property
     def _factors(self) -> dict[str, dict[str, float]]:
@@ -401,6 +418,11 @@ def _jobs(cases: Cases) -> list[dict[str, str]]:
         {name: str(value) for name, value in zip(table, row, strict=True)}
         for row in zip(*table.values(), strict=True)
     ]
+
+
+def _key(job: Mapping[str, str]) -> tuple[str, ...]:
+    """A job as something to look up."""
+    return tuple(job[name] for name in JOB)
 
 
 def _is_study(cases: Cases) -> bool:

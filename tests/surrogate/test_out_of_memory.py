@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specs.cluster import Cluster
 from specs.errors import InputError
+from specs.workload import Workload
 from surrogate.calibration import Calibration
 from surrogate.calibration_file import read_calibration, write_calibration
+from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
-from surrogate.memory import memory
+from surrogate.memory import fit_probability, memory, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
 from tests.surrogate.learned_cases import study
 
@@ -70,3 +73,32 @@ def test_a_damaged_run_out_of_memory_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"kind"', '"sort"'))
     with pytest.raises(InputError, match="out_of_memory"):
         read_calibration(path)
+
+
+def test_a_table_of_many_jobs_fits_as_each_job_does() -> None:
+    """Rows of a table know what ran out on their job as rows of a study do."""
+    one, other = study(), study(nodes=4)
+    facts = failed(row_below(0.85)).merged(failed(row_below(0.7), "oom-1"))
+    stack, model = one.stacks[0], one.models[0]
+    workload = Workload(
+        model=model, seq_len=4096, global_batch_size=512, routing_imbalance=1.0, target_tokens=None
+    )
+    clusters = [
+        Cluster(name="", gpu=one.gpus[0], num_nodes=nodes, gpus_per_node=8,
+                price_usd_per_gpu_hour=None)
+        for nodes in (8, 4)
+    ]  # fmt: skip
+    n = len(one)
+    table = Cases.of_runs(
+        one.config.take(np.tile(np.arange(n), 2)),
+        [workload] * 2 * n,
+        [clusters[0]] * n + [clusters[1]] * n,
+        [stack] * 2 * n,
+    )
+    found = facts.fit_probability(table, facts.memory(table).device_gib)
+    alone = [facts.fit_probability(cases, facts.memory(cases).device_gib) for cases in (one, other)]
+    assert found == pytest.approx(np.concatenate(alone), rel=1e-9, abs=1e-12)
+    plain = fit_probability(facts.memory(one).device_gib, one.cluster.hbm_gib, memory_log_sd(one))
+    assert (alone[0] < plain - 0.1).any()
+    assert facts.failed_here(other) is None
+    assert len(facts.failed_here(one) or ()) == 2
