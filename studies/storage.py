@@ -236,10 +236,13 @@ def _open_database(address: StorageAddress) -> BaseStorage:
 
     for attempt in range(CREATING_TRIES):
         try:
+            if address.kind == "sqlite":
+                _complete_tables(address)
             opened = RDBStorage(
                 address.driver_url,
                 engine_kwargs=engine_arguments(address),
                 skip_compatibility_check=address.driver_url in _checked,
+                skip_table_creation=address.kind == "sqlite",
             )
             _checked.add(address.driver_url)
             return opened
@@ -250,6 +253,42 @@ def _open_database(address: StorageAddress) -> BaseStorage:
                 raise
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError("unreachable")
+
+
+_COPIES_APART = """
+UPDATE studies SET study_name = study_name || '.copy-' || study_id
+WHERE study_id NOT IN (SELECT min(study_id) FROM studies GROUP BY study_name)
+"""
+"""Renames studies of one name, which a file without its unique index takes. The first holds the
+trials: Optuna makes the others and then fails to load them."""
+
+
+def _complete_tables(address: StorageAddress) -> None:
+    """Makes the tables and indexes that a SQLite file lacks, all in one transaction.
+
+    Optuna lets SQLite commit each apart and makes indexes with their table alone: a process killed
+    between a table and its unique index would leave a file that takes every study twice.
+    """
+    from optuna.storages._rdb.models import BaseModel  # Optuna offers them in no other way
+    from sqlalchemy import create_engine
+
+    tables = BaseModel.metadata.sorted_tables
+    indexes = [index for table in tables for index in table.indexes]
+    engine = create_engine(address.driver_url, **engine_arguments(address))
+    try:
+        with engine.begin() as connection:
+            found = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
+            if {item.name for item in (*tables, *indexes)} <= set(found):
+                return
+            # SQLAlchemy's own begin leaves it to the driver, which begins none for tables.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            BaseModel.metadata.create_all(connection)
+            if any(index.unique and index.name not in found for index in indexes):
+                connection.exec_driver_sql(_COPIES_APART)
+            for index in indexes:
+                index.create(connection, checkfirst=True)
+    finally:
+        engine.dispose()
 
 
 def engine_arguments(address: StorageAddress) -> dict[str, Any]:

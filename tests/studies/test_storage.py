@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.exceptions import DuplicatedStudyError
 from optuna.study import StudyDirection
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from specs.errors import InputError
 from studies.storage import hide_password, missing_driver, open_storage, storage_address
@@ -42,6 +51,80 @@ def test_a_database_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
     assert open_storage(address).get_all_studies() == []
     open_storage(address).create_new_study(directions, "second")
     assert [study.study_name for study in open_storage(address).get_all_studies()] == ["second"]
+
+
+class _KilledError(BaseException):
+    """Stands for SIGKILL: what SQLite had committed stays."""
+
+
+@contextmanager
+def _killed_before(statement: int) -> Iterator[None]:
+    """Ends the block before the statement of this number that writes to a database."""
+    left = [statement]
+
+    def counted(*arguments: Any) -> None:
+        if not arguments[2].strip().upper().startswith(("SELECT", "PRAGMA")):
+            if left[0] == 0:
+                raise _KilledError
+            left[0] -= 1
+
+    event.listen(Engine, "before_cursor_execute", counted)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", counted)
+
+
+def _in_file(path: Path) -> set[str]:
+    """Names of the tables and indexes of a SQLite file."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+
+
+def test_a_database_killed_before_any_statement_that_makes_it_is_made_whole(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    open_storage(storage_address(None, whole))
+    assert "ix_studies_study_name" in _in_file(whole)
+    for statement in count():
+        path = tmp_path / f"{statement}.db"
+        address = storage_address(None, path)
+        try:
+            with _killed_before(statement):
+                open_storage(address)
+        except _KilledError:
+            storage = open_storage(address)
+            assert _in_file(path) == _in_file(whole)
+            storage.create_new_study([StudyDirection.MAXIMIZE], "s")
+            with pytest.raises(DuplicatedStudyError):
+                open_storage(address).create_new_study([StudyDirection.MAXIMIZE], "s")
+        else:
+            break
+    assert statement > 12, "one a table at least"
+
+
+def test_a_file_that_lacks_its_unique_index_gets_it_and_keeps_every_study(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    address = storage_address(None, path)
+    open_storage(address)
+    whole = _in_file(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP INDEX ix_studies_study_name")
+        connection.executemany(
+            "INSERT INTO studies (study_name) VALUES (?)", [("s",), ("s",), ("other",)]
+        )
+        connection.commit()
+    names = [study.study_name for study in open_storage(address).get_all_studies()]
+    assert names == ["s", "s.copy-2", "other"]
+    assert _in_file(path) == whole
+
+
+def test_many_that_open_a_new_database_at_once_share_it(tmp_path: Path) -> None:
+    address = storage_address(None, tmp_path / "a.db")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(open_storage, [address] * 8))
+    open_storage(address).create_new_study([StudyDirection.MAXIMIZE], "s")
+    with pytest.raises(DuplicatedStudyError):
+        open_storage(address).create_new_study([StudyDirection.MAXIMIZE], "s")
 
 
 @pytest.mark.parametrize(
