@@ -56,6 +56,9 @@ LARGEST_LOG_ERROR = 1.5
 """A peak this far from its projection is in another unit, or of another rank (assumed)."""
 LEAST_SHARE = 0.05
 """A bound never pins a quantity more than this share of its variance allows."""
+FARTHEST = 3.0
+"""Sd that one OOM moves memory at most: of Gaussian errors one in 740 is larger, so beyond it
+something else (a GPU that was not empty, a wrong row) is as likely (assumed)."""
 
 
 @dataclass(frozen=True)
@@ -467,15 +470,17 @@ def _with_bound(
     """The same facts and one more that has the effect of the bound that an OOM is.
 
     A normal known to lie above a bound has another mean and variance; the added fact is the one
-    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). However
-    surprising, it keeps its weight, unlike a peak: a twin of what ran out will not fit.
+    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). A bound
+    FARTHEST sd above what is expected or more teaches as much as one there: it keeps its weight,
+    for a twin of what ran out will not fit, and does not override measured peaks.
     """
     spread = run.slopes * _GROUP_SD
     shared = (slopes * _GROUP_SD) @ spread
     weights = np.linalg.solve(covariance, shared)
     mean, left = float(weights @ errors), float(spread @ spread - weights @ shared)
     variance = left + PEAK_SD**2
-    moved, narrowed = beyond(np.array([mean]), np.sqrt([variance]), np.array([run.log_bound]))
+    bound = min(run.log_bound, mean + FARTHEST * float(np.sqrt(variance)))
+    moved, narrowed = beyond(np.array([mean]), np.sqrt([variance]), np.array([bound]))
     if narrowed[0] >= variance * (1.0 - 1e-6):
         return slopes, errors, covariance  # it was expected to run out: nothing new
     noise = 1.0 / (1.0 / narrowed[0] - 1.0 / variance)

@@ -16,7 +16,7 @@ from surrogate.calibration_file import read_calibration, write_calibration
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
 from surrogate.memory import fit_probability, memory, memory_log_sd
-from surrogate.memory_calibration import MemoryFacts
+from surrogate.memory_calibration import LARGEST_LOG_ERROR, MemoryFacts
 from tests.surrogate.learned_cases import study
 
 
@@ -44,6 +44,26 @@ def test_a_surprising_oom_raises_the_stack_and_an_expected_one_hardly() -> None:
     assert (surprising < 1.4).all()
     expected = failed(int(np.argmax(before))).memory(cases).device_gib / before
     assert (np.abs(expected - 1.0) < np.abs(surprising - 1.0)).all()
+
+
+def test_an_oom_beyond_reason_moves_memory_no_farther_than_is_plausible() -> None:
+    cases, row = study(), row_below(0.85)
+    before = memory(cases).device_gib
+    (run,) = failed(row).out_of_memory
+    wild = replace(run, log_bound=LARGEST_LOG_ERROR)
+    moved = replace(MemoryFacts.nothing(), out_of_memory=(wild,)).memory(cases).device_gib / before
+    plausible = failed(row).memory(cases).device_gib / before
+    assert (moved >= plausible - 1e-9).all()
+    assert (moved < 1.6).all()
+
+
+def test_an_oom_does_not_override_a_measured_peak() -> None:
+    cases, row = study(), row_below(0.85)
+    one, gib = cases.take(np.array([row])), memory(cases).device_gib[row]
+    peak = MemoryFacts.of(one, np.array(["device"], dtype=object), np.array([gib]), np.array(["p"]))
+    (run,) = failed(int(np.argmin(memory(cases).device_gib))).out_of_memory
+    facts = replace(peak, out_of_memory=(replace(run, log_bound=LARGEST_LOG_ERROR),))
+    assert float(facts.memory(one).device_gib[0]) == pytest.approx(gib, rel=0.1)
 
 
 def test_only_the_very_config_on_the_very_job_is_known_not_to_fit() -> None:
