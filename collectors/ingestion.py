@@ -21,6 +21,7 @@ from collectors.traces.events import read_trace
 from collectors.traces.operators import COLUMNS, OperatorRow, operator_rows
 from specs import catalog
 from specs.errors import InputError
+from specs.files import is_folder
 from specs.formats.primus.reader import gpu_of_path
 from specs.models_json import ModelsFile
 from specs.run_columns import CONFIG_COLUMNS, EXTRA_COLUMNS
@@ -85,7 +86,7 @@ def ingest(path: Path, stated: Mapping[str, str]) -> Ingested:
         raise InputError(
             f"--set: a table of runs has no column {unknown[0]!r}; use {', '.join(STATABLE)}."
         )
-    if path.is_dir():
+    if is_folder(path):
         raise InputError(f"{path} is a folder; name the logs or traces in it.")
     if is_trace(path):
         return Ingested(path, trace=_trace(path, stated))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -39,6 +39,29 @@ def atomic_text(path: Path) -> Iterator[TextIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def path_exists(path: Path) -> bool:
+    """Whether there is something of this name that we may look at."""
+    return _holds(path.exists)
+
+
+def is_file(path: Path) -> bool:
+    """Whether the path is a file that we may look at."""
+    return _holds(path.is_file)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether the path is a folder that we may look at."""
+    return _holds(path.is_dir)
+
+
+def _holds(asked: Callable[[], bool]) -> bool:
+    """The answer about a path; no for a name that nothing can have, as one that is too long."""
+    try:
+        return asked()
+    except (OSError, ValueError):
+        return False
 
 
 def input_file(path: Path, again: bool = False) -> Path:

@@ -17,6 +17,7 @@ from specs.choices import TrainingKind
 from specs.cluster import Cluster
 from specs.config import AXES, TrainingConfig
 from specs.errors import InputError
+from specs.files import is_file
 from specs.formats.cluster import read_cluster
 from specs.formats.experiment import NO_FRAMEWORK, Experiment, StudySettings, usual_framework
 from specs.formats.huggingface import read_huggingface
@@ -84,7 +85,7 @@ def workload(
 
     if not isinstance(model, Model):
         path = Path(model)
-        model = read_huggingface(path) if path.is_file() else catalog.model(str(model))
+        model = read_huggingface(path) if is_file(path) else catalog.model(str(model))
     if isinstance(fields.get("kind"), str):
         fields["kind"] = TrainingKind.parse(fields["kind"])
     try:

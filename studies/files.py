@@ -66,11 +66,15 @@ def checked_folder(path: Path, what: str = "--out") -> Path:
     """``path`` if it is, or can become, a folder that we may write to. Creates nothing.
 
     Raises:
-        InputError: a file is in the way or the nearest existing parent is not writable.
+        InputError: a file is in the way, the nearest existing parent is not writable, or no folder
+            can have the name.
     """
     parent = path
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    try:
+        while not parent.exists() and parent != parent.parent:
+            parent = parent.parent
+    except (OSError, ValueError) as error:
+        raise _unusable(path, what, error) from None
     if not parent.is_dir():
         raise InputError(f"{what} {path} cannot be a folder: {parent} is a file.")
     if not os.access(parent, os.W_OK):
@@ -82,12 +86,23 @@ def checked_file(path: Path, what: str) -> Path:
     """``path`` if a file can be written there. Creates nothing.
 
     Raises:
-        InputError: a folder is in the way or the parent cannot be written.
+        InputError: a folder is in the way, the parent cannot be written, or no file can have the
+            name.
     """
-    if path.is_dir():
-        raise InputError(f"{what} {path} is a folder; name a file.")
     checked_folder(path.parent, what)
+    try:
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:
+        raise _unusable(path, what, error) from None
+    if is_folder:
+        raise InputError(f"{what} {path} is a folder; name a file.")
     return path
+
+
+def _unusable(path: Path, what: str, error: OSError | ValueError) -> InputError:
+    """The sentence for a path of which nothing can be asked."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"{what} {path} cannot be used: {reason}; choose another.")
 
 
 def write_atomically(path: Path, text: str) -> Path:

@@ -15,6 +15,7 @@ from specs.choices import TrainingKind
 from specs.cluster import Cluster
 from specs.config import AXES, ConfigTable
 from specs.errors import InputError
+from specs.files import path_exists
 from specs.formats.cluster import read_cluster
 from specs.formats.experiment import Experiment
 from specs.formats.reader import NO_WORKLOAD, default_workload, read_experiment
@@ -49,7 +50,7 @@ def find_input(text: str) -> Path:
         InputError: it is neither.
     """
     path = Path(text)
-    if path.exists():
+    if path_exists(path):
         return path
     studies = shipped_studies()
     if text in studies:

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.config import TrainingConfig
 from specs.errors import InputError
-from specs.files import input_file
-from specs.formats.yaml_files import is_file
+from specs.files import input_file, is_file
 from specs.model import Model
 from studies.job import Job
 from studies.real_runs import COUNTERS, Outcome

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specs import catalog
 from specs.cluster import SHORTHAND, Cluster, UsdPerGpuHour
 from specs.errors import InputError
-from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_yaml
+from specs.files import is_file
+from specs.formats.yaml_files import as_mapping, fill_environment, read_yaml
 from specs.gpu import LARGEST, Gpu
 from specs.names import Name
 from specs.provenance import Quantity

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from specs import catalog
 from specs.cluster import Cluster, UsdPerGpuHour
 from specs.errors import InputError
+from specs.files import is_file
 from specs.formats.cluster import MAX_GPUS, cluster_of, read_cluster, validated
 from specs.formats.experiment import Experiment
 from specs.formats.reader import read_experiment
 from specs.formats.study import is_study, study_of
-from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_chain
+from specs.formats.yaml_files import as_mapping, fill_environment, read_chain
 from specs.gpu import Gpu
 from specs.names import Name
 

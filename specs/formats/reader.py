@@ -8,7 +8,7 @@ from typing import Any
 
 from specs.config import TrainingConfig
 from specs.errors import InputError
-from specs.files import input_file
+from specs.files import input_file, is_folder
 from specs.formats.cluster import is_cluster
 from specs.formats.experiment import Experiment
 from specs.formats.huggingface import is_huggingface, model_of, read_huggingface
@@ -30,7 +30,7 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         InputError: the file cannot be read or is none of these.
     """
-    if path.is_dir():
+    if is_folder(path):
         path = path / "config.json"
     if path.suffix == ".json":
         return _of_model(path)

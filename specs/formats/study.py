@@ -16,11 +16,12 @@ from specs.choices import Schedule, TrainingKind
 from specs.cluster import Cluster, UsdPerGpuHour
 from specs.config import AXES, TrainingConfig
 from specs.errors import InputError
+from specs.files import is_file
 from specs.formats.cluster import cluster_of, read_cluster, validated
 from specs.formats.experiment import Experiment, StudySettings
 from specs.formats.huggingface import read_huggingface
 from specs.formats.primus import read_primus
-from specs.formats.yaml_files import as_mapping, fill_environment, is_file, read_chain
+from specs.formats.yaml_files import as_mapping, fill_environment, read_chain
 from specs.gpu import Gpu
 from specs.layout import is_explicit, layout_vpp
 from specs.model import Model

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from specs.errors import InputError
-from specs.files import input_file
+from specs.files import input_file, is_file
 
 MAX_BYTES = 2 * 1024 * 1024
 MAX_DEPTH = 40
@@ -52,22 +52,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                 keys.add(key)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return mapping
-
-
-def is_file(path: Path) -> bool:
-    """Whether the path is a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def path_exists(path: Path) -> bool:
-    """Whether there is something of this name; of a name that nothing can have there is not."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def read_text(path: Path) -> str:

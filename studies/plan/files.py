@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from specs.errors import InputError
+from specs.files import path_exists
 from specs.formats.plan import Plan, read_plan
 from studies.files import to_json, write_atomically
 from studies.plan.page import write_page
@@ -27,12 +28,13 @@ def find_plan(text: str) -> Plan:
     """
     shipped = shipped_plans()
     path = Path(text)
-    if not path.exists() and text not in shipped:
-        raise InputError(
-            f"{text} is neither a file nor a shipped plan; the shipped plans are "
-            f"{', '.join(shipped)}."
-        )
-    return read_plan(path if path.exists() else shipped[text])
+    if path_exists(path):
+        return read_plan(path)
+    if text in shipped:
+        return read_plan(shipped[text])
+    raise InputError(
+        f"{text} is neither a file nor a shipped plan; the shipped plans are {', '.join(shipped)}."
+    )
 
 
 def write_files(result: PlanResult, csv_file: Path | None = None) -> list[Path]:

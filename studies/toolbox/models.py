@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specs.errors import InputError
-from specs.formats.yaml_files import path_exists
+from specs.files import path_exists
 
 Kind = Literal["folder", "name", "config", "factory"]
 DTYPES = ("checkpoint", "float32", "bfloat16", "float16")

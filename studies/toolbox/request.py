@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specs.errors import InputError
-from specs.formats.yaml_files import is_file, path_exists, read_yaml
+from specs.files import is_file, path_exists
+from specs.formats.yaml_files import read_yaml
 from studies.files import checked_name, name_from
 from studies.toolbox.bundle import Bundle
 from studies.toolbox.decision import Rule

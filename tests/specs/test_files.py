@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import InputError
-from specs.files import atomic_text, input_file
+from specs.files import atomic_text, input_file, is_file, is_folder, path_exists
 
 
 def test_a_written_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -63,6 +63,17 @@ def test_files_and_pipes_without_a_name_may_be_read(tmp_path: Path) -> None:
     finally:
         os.close(source)
         os.close(sink)
+
+
+def test_a_name_that_nothing_can_have_is_missing(tmp_path: Path) -> None:
+    for name in ("a" * 300, "a\0b", "missing"):
+        path = tmp_path / name
+        assert not path_exists(path)
+        assert not is_file(path)
+        assert not is_folder(path)
+    assert path_exists(tmp_path)
+    assert is_folder(tmp_path)
+    assert not is_file(tmp_path)
 
 
 def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:

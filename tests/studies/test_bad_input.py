@@ -87,6 +87,35 @@ def test_a_study_is_read_more_than_once_which_no_pipe_allows(
     assert "is a pipe and no file" in ran.err
 
 
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((command, LONG) for command in ("project", "tune", "plan", "ingest", "space", "profile")),
+        ("export", LONG, "--trial", "1"),
+        ("ask", LONG, "--slot", "1h"),
+        ("tell", LONG, "run.log"),
+        ("tune", "STUDY", "--out", LONG),
+        ("tune", "STUDY", "--storage", f"{LONG}.db"),
+        ("plan", "STUDY", "--csv", f"{LONG}.csv"),
+    ],
+)
+def test_a_name_that_is_too_long_is_one_sentence(
+    arguments: tuple[str, ...],
+    small_study: Path,
+    foretune: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [str(small_study) if word == "STUDY" else word for word in arguments]
+    ran = foretune(*words, "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert _is_one_sentence(ran), ran.err
+
+
 READS_PIPE = {
     "project": ("project", "PIPE"),
     "project --runs": ("project", "--runs", "PIPE", "--csv", "out.csv"),

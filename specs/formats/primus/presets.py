@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
-from specs.formats.yaml_files import fill_environment, is_file, parse_yaml, read_chain
+from specs.files import is_file
+from specs.formats.yaml_files import fill_environment, parse_yaml, read_chain
 
 ROOT_VARIABLE = "PRIMUS_PATH"
 
