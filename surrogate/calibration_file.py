@@ -1,14 +1,15 @@
 """A calibration as a JSON file.
 
-Every run carries a checksum of its labels and numbers: a run may be taken out of a file, but one
-that was edited is refused, for what it says of other runs hangs on its labels.
+One checksum covers all that is computed with: a file that was edited is refused, for what a run
+says of other runs hangs on its labels, and on which runs there are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from surrogate.features import FEATURES
 from surrogate.memory_calibration import FailedRun, MemoryFacts, Peak
 from surrogate.time_rates import BELIEFS
 
-SCHEMA_VERSION: Literal[3] = 3
+SCHEMA_VERSION: Literal[4] = 4
 
 _LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
 _Coordinate = Annotated[float, Field(gt=-1e6, lt=1e6)]
@@ -39,15 +40,6 @@ class _Run(BaseModel):
     labels: dict[str, str]
     point: list[_Coordinate]
     slopes: list[_Coordinate]
-    checksum: str
-
-
-class _Peak(Peak):
-    checksum: str
-
-
-class _FailedRun(FailedRun):
-    checksum: str
 
 
 class _File(BaseModel):
@@ -55,15 +47,19 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     projections: str
     bias: _LogError
     bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
     features: list[str]
     constants: list[str]
     runs: list[_Run]
-    peaks: list[_Peak]
-    out_of_memory: list[_FailedRun] = []
+    peaks: list[Peak]
+    out_of_memory: list[FailedRun]
+    checksum: str
+
+
+_COVERED = set(_File.model_fields) - {"checksum"}
 
 
 def calibration_json(calibration: Calibration) -> dict[str, Any]:
@@ -80,18 +76,18 @@ def calibration_json(calibration: Calibration) -> dict[str, Any]:
         for i in range(len(calibration))
     )
     peaks = calibration.peaks
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
-        **calibration.about,
         "projections": calibration.projections,
-        "bias": calibration.bias,
-        "bias_sd": calibration.bias_sd,
+        "bias": float(calibration.bias),
+        "bias_sd": float(calibration.bias_sd),
         "features": list(FEATURES),
         "constants": list(BELIEFS),
-        "runs": [_with_checksum(run) for run in runs],
-        "peaks": [_with_checksum(peak) for peak in peaks.as_json()],
-        "out_of_memory": [_with_checksum(run) for run in peaks.out_of_memory_json()],
+        "runs": list(runs),
+        "peaks": peaks.as_json(),
+        "out_of_memory": peaks.out_of_memory_json(),
     }
+    return {**calibration.about, **content, "checksum": _checksum(content)}
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -99,7 +95,7 @@ def read_calibration(path: Path) -> Calibration:
 
     Raises:
         InputError: the file is missing, is no calibration, was made with other coordinates or
-            constants than this version has, or a run in it was edited.
+            constants than this version has, or was edited.
     """
     try:
         content = input_file(path).read_bytes()
@@ -113,14 +109,21 @@ def calibration_of(content: bytes, name: str) -> Calibration:
 
     Raises:
         InputError: it is no calibration, was made with other coordinates or constants than this
-            version has, or a run in it was edited.
+            version has, or was edited.
     """
     try:
         file = _File.model_validate_json(content)
+        json.loads(content, object_pairs_hook=_keys_once)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
+        if where == "schema_version" and first["type"] == "literal_error":
+            raise InputError(
+                f"{name} was written by another version of foretune; calibrate again from the runs."
+            ) from None
         raise InputError(f"{name} is no calibration file: {where}: {first['msg']}.") from None
+    except ValueError as error:
+        raise InputError(f"{name} is no calibration file: {error}.") from None
     if file.features != list(FEATURES) or file.constants != list(BELIEFS):
         raise InputError(f"{name} is of another version of the physics; calibrate again.")
     runs = file.runs
@@ -128,13 +131,15 @@ def calibration_of(content: bytes, name: str) -> Calibration:
     if any((len(run.point), len(run.slopes)) != sizes or set(run.labels) != set(LABELS)
            for run in runs):  # fmt: skip
         raise InputError(f"{name} has a run with missing values; calibrate again.")
-    told: tuple[_Run | _Peak | _FailedRun, ...] = (*runs, *file.peaks, *file.out_of_memory)
-    for run in told:
-        if run.checksum != _checksum(run.model_dump(exclude={"checksum"})):
-            raise InputError(
-                f"run {run.run_id!r} of {name} was edited: its labels and numbers are not those "
-                "that were written together; calibrate again from the runs, or take it out."
-            )
+    in_memory = [peak.run_id for peak in file.peaks] + [run.run_id for run in file.out_of_memory]
+    twice = _repeated(run.run_id for run in runs) or _repeated(in_memory)
+    if twice:
+        raise InputError(f"{name} has run {twice[0]!r} twice; calibrate again from the runs.")
+    if file.checksum != _checksum(file.model_dump(include=_COVERED)):
+        raise InputError(
+            f"{name} was edited: its runs and numbers are not those that were written together; "
+            "calibrate again from the runs."
+        )
     return Calibration(
         points=np.array([run.point for run in runs]).reshape(-1, sizes[0]),
         labels={n: np.array([run.labels[n] for run in runs], dtype=object) for n in LABELS},
@@ -155,10 +160,18 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     write_json(path, calibration_json(calibration))
 
 
-def _with_checksum(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {**run, "checksum": _checksum(run)}
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
-def _checksum(run: Mapping[str, Any]) -> str:
-    """Of everything that is said of a run, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a key that is stated twice readers would take either value."""
+    twice = _repeated(key for key, _ in pairs)
+    if twice:
+        raise ValueError(f"{twice[0]!r} is stated twice")
+    return dict(pairs)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Of everything that is computed with, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ import pytest
 from specs.errors import InputError
 from specs.runs import RunTable
 from surrogate.calibration import Calibration
-from surrogate.calibration_file import read_calibration, write_calibration
+from surrogate.calibration_file import calibration_of, read_calibration, write_calibration
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
 from surrogate.memory_calibration import MemoryFacts
@@ -105,40 +105,73 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     again = replace(shipped(), calibration=read_calibration(path))
     assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
     content = json.loads(path.read_text())
-    assert content["schema_version"] == 3
+    assert content["schema_version"] == 4
     assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
 
 
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("runs", lambda run: run["labels"].update(release="25.09")),
-        ("runs", lambda run: run.update(log_error=run["log_error"] + 0.1)),
-        ("runs", lambda run: run["point"].reverse()),
-        ("peaks", lambda peak: peak.update(framework="TorchTitan")),
-        ("out_of_memory", lambda run: run["config"].update(tp=4)),
-    ],
-)
-def test_an_edited_run_is_refused_and_may_be_taken_out(
-    part: str, change: Callable[[Any], None], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The content of a calibration of one run, one peak and one run out of memory."""
     table = replace(runs(0.8, {}), peak_memory_gib=np.array([90.0]))
     learned = shipped().calibrated(table).with_peaks(table)
     failed = MemoryFacts.of_out_of_memory(cases_of(runs(1.0, {"tp": "2"})), ["failed"])
     calibration = replace(learned.calibration, peaks=learned.peaks().merged(failed))
-    path = tmp_path / "c.json"
+    path = tmp_path_factory.mktemp("written") / "c.json"
     write_calibration(path, calibration)
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(dict(reversed(content.items()))))
-    assert len(read_calibration(path)) == 1
-    (run,) = content[part]
-    change(run)
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=f"run '{run['run_id']}' of .* was edited"):
-        read_calibration(path)
-    path.write_text(json.dumps(content | {part: []}))
-    again = read_calibration(path)
-    assert len(again) + len(again.peaks) + len(again.peaks.out_of_memory) == 2
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file["runs"][0]["labels"].update(release="25.09"),
+        lambda file: file["runs"][0].update(log_error=file["runs"][0]["log_error"] + 0.1),
+        lambda file: file["runs"][0]["point"].reverse(),
+        lambda file: file["peaks"][0].update(framework="TorchTitan"),
+        lambda file: file["out_of_memory"][0]["config"].update(tp=4),
+        lambda file: file["runs"].clear(),
+        lambda file: file["peaks"].append(file["peaks"][0] | {"run_id": "another"}),
+        lambda file: file.update(bias=0.5),
+        lambda file: file.update(bias_sd=0.1),
+        lambda file: file.update(projections="edited"),
+    ],
+)
+def test_an_edited_calibration_is_refused(
+    change: Callable[[Any], None], written: dict[str, Any]
+) -> None:
+    turned = json.dumps(dict(reversed(written.items())), indent=4)
+    assert len(calibration_of(turned.encode(), "c.json")) == 1
+    edited = json.loads(turned)
+    change(edited)
+    with pytest.raises(InputError, match=r"c\.json was edited: .*; calibrate again"):
+        calibration_of(json.dumps(edited).encode(), "c.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [('"bias": 0.0', '"bias": 0.0, "bias": 0.0'), ('"gpu":', '"gpu": "H100-SXM", "gpu":')],
+)
+def test_a_key_that_is_stated_twice_is_refused(
+    text: str, place: str, written: dict[str, Any]
+) -> None:
+    content = json.dumps(written)
+    assert text in content
+    with pytest.raises(InputError, match=r"c\.json is no calibration file: .* is stated twice"):
+        calibration_of(content.replace(text, place, 1).encode(), "c.json")
+
+
+@pytest.mark.parametrize("part", ["runs", "peaks", "out_of_memory"])
+def test_a_run_that_is_listed_twice_is_refused(part: str, written: dict[str, Any]) -> None:
+    doubled = written | {part: written[part] * 2}
+    with pytest.raises(InputError, match=r"c\.json has run '.*' twice; calibrate again"):
+        calibration_of(json.dumps(doubled).encode(), "c.json")
+
+
+def test_a_calibration_of_an_earlier_version_is_to_be_made_again(written: dict[str, Any]) -> None:
+    earlier = {name: held for name, held in written.items() if name != "checksum"}
+    with pytest.raises(InputError, match="another version of foretune; calibrate again"):
+        calibration_of(json.dumps(earlier | {"schema_version": 3}).encode(), "c.json")
 
 
 def test_measuring_a_run_again_replaces_it() -> None:
