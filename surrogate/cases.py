@@ -8,12 +8,13 @@ columns have shape (n,). The formulas are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specs.choices import Recompute, RecomputeMethod, RecomputeModules
 from specs.cluster import Cluster
 from specs.config import ConfigTable
 from specs.gpu import Gpu
@@ -177,6 +178,17 @@ class Cases:
         """Whether all rows are of one model, workload, cluster and stack."""
         shared = (self.model_index, self.workload.seq_len, self.cluster.gpu, self.stack_index)
         return all(np.ndim(column) == 0 for column in shared)
+
+    def without_recomputation(self) -> Cases:
+        """The same rows if they recomputed nothing."""
+        nothing = self.config.changed(
+            recompute=int(Recompute.NONE),
+            recompute_method=int(RecomputeMethod.NONE),
+            recompute_layers=0,
+            recompute_modules=int(RecomputeModules.NONE),
+            recompute_layer_ids=0,
+        )
+        return replace(self, config=nothing)
 
     @classmethod
     def of_study(

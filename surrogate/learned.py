@@ -85,15 +85,14 @@ class Learned:
         """Factor on the tokens/s that ``step`` (made with ``constants``) implies, shape (n,)."""
         like = self.residual.predict(cases, with_sd=False)
         offset = self.calibration.offset(cases)
-        mean = like.credited(step)
-        factor: Floats = np.exp(mean + offset.mean + self._moved_constants(cases, step))
+        factor: Floats = np.exp(self._log_factor(cases, step, like, offset))
         return factor
 
     def corrected(self, cases: Cases, step: StepTime) -> Corrected:
         """``factor`` with its 90% interval and trust."""
         like = self.residual.predict(cases)
         offset = self.calibration.offset(cases)
-        log_factor = like.credited(step) + offset.mean + self._moved_constants(cases, step)
+        log_factor = self._log_factor(cases, step, like, offset)
         moe = np.broadcast_to(cases.model.num_experts > 0, log_factor.shape)
         half = self.intervals.half_width(spread(like, offset), moe, offset.calibrated)
         explained = 1.0 - np.square(like.sd / signal_sd(moe))
@@ -103,6 +102,20 @@ class Learned:
             hi90=np.exp(half),
             trust=trust_grades(explained, len(self.residual), offset.calibrated, offset.measured),
         )
+
+    def _log_factor(self, cases: Cases, step: StepTime, like: Prediction, offset: Offset) -> Floats:
+        """Log of ``factor``.
+
+        A calibration credits recomputation no more than public runs do, unless this very config was
+        measured.
+        """
+        moved = self._moved_constants(cases, step)
+        plain: Floats = like.credited(step) + offset.mean + moved
+        if not len(self.calibration) or not np.any(cases.config.recompute):
+            return plain
+        bare = self.calibration.offset(cases.without_recomputation()).mean
+        told = replace(like, mean=like.mean + offset.mean, bare_mean=like.bare_mean + bare)
+        return np.where(offset.measured, plain, told.credited(step) + moved)
 
     def _moved_constants(self, cases: Cases, step: StepTime) -> Floats:
         """Log gain of tokens/s where constants are calibrated for a GPU and framework."""

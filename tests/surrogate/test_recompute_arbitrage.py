@@ -18,11 +18,14 @@ from specs.choices import (
 )
 from specs.cluster import Cluster
 from specs.config import ConfigTable, TrainingConfig
+from specs.runs import table_of
 from specs.stack import Framework, Stack
 from specs.workload import Workload
 from studies.inputs import resolve
 from surrogate.cases import Cases
+from surrogate.learned import shipped
 from surrogate.projection import throughput
+from surrogate.run_cases import cases_of
 
 NONE = {
     "recompute": int(Recompute.NONE),
@@ -148,3 +151,27 @@ def test_names_of_modules_mean_nothing_where_operators_are_repeated() -> None:
     stack = Stack(framework=Framework.TORCHTITAN, framework_name="TorchTitan")
     speed = throughput(Cases.of_study(table, work, cluster, stack))
     assert speed[0] == pytest.approx(speed[1], rel=1e-9)
+
+
+def test_told_runs_credit_recomputation_no_more_than_public_ones() -> None:
+    """Runs without and with recomputation, told of one mesh, are as fast as each other."""
+    run = {
+        "source": "own", "gpu": "MI300X", "gpus_per_node": "8", "num_gpus": "16",
+        "framework": "Primus", "model": "llama3.1-8b", "precision": "bf16", "seq_len": "8192",
+        "gbs": "128", "mbs": "2", "tp": "1", "pp": "1", "sharding": "zero1",
+    }  # fmt: skip
+    rows = [
+        run | {"run_id": "a", "recompute": "none", "tokens_per_s_per_gpu": "8200"},
+        run | {"run_id": "b", "recompute": "full", "tokens_per_s_per_gpu": "8100"},
+    ]
+    learned = shipped().calibrated(table_of(rows, catalog.model, catalog.gpu))
+    job = resolve("docs/example_study.yaml")
+    space = Space.of(job.experiment, job.cluster, full=True)
+    cases = job.cases(space.sample(8000, seed=1))
+    speed = throughput(cases, learned.constants, learned)
+    bare = throughput(cases.without_recomputation(), learned.constants, learned)
+    assert np.max(speed / bare) < 1.005
+    told = throughput(
+        cases_of(table_of(rows, catalog.model, catalog.gpu)), learned.constants, learned
+    )
+    assert told[1] > 0.93 * told[0]  # the run itself is believed
