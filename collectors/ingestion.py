@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from collectors.traces.breakdown import DeviceTime, device_times
 from collectors.traces.events import read_trace
 from collectors.traces.operators import COLUMNS, OperatorRow, operator_rows
 from specs import catalog
+from specs.csv_files import write_rows
 from specs.errors import InputError
 from specs.files import is_folder
 from specs.formats.primus.reader import gpu_of_path
@@ -164,10 +164,11 @@ def refusals(runs: list[MeasuredRun]) -> list[Refusal]:
 def operators_csv(readings: list[Ingested]) -> str:
     """Operator rows of all traces as CSV text."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for reading in readings:
-        if reading.trace is not None:
-            gpu = reading.trace.gpu or reading.trace.device_name
-            writer.writerows(r.as_row(gpu, reading.path.name) for r in reading.trace.operators)
+    rows = (
+        operator.as_row(reading.trace.gpu or reading.trace.device_name, reading.path.name)
+        for reading in readings
+        if reading.trace is not None
+        for operator in reading.trace.operators
+    )
+    write_rows(text, COLUMNS, rows)
     return text.getvalue()

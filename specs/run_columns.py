@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Mapping
+
+from specs.csv_files import write_rows
 
 CONFIG_COLUMNS = (
     *("vendor", "run_id", "source", "source_date", "gpu", "gpus_per_node", "num_gpus"),
@@ -32,7 +33,5 @@ COLUMNS = (*CONFIG_COLUMNS, *RESULT_COLUMNS, *EXTRA_COLUMNS, "notes")
 def runs_csv(rows: Iterable[Mapping[str, str]]) -> str:
     """A table of runs as CSV text; a column that a row lacks stays empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    write_rows(text, COLUMNS, ({name: row.get(name, "") for name in COLUMNS} for row in rows))
     return text.getvalue()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
+from specs import csv_files
 from specs.files import atomic_text
 from specs.runs import RunTable
 from surrogate.learned import Learned
@@ -61,6 +61,4 @@ def write_rows(path: Path, rows: list[Row]) -> None:
         OSError: the folder cannot be written.
     """
     with atomic_text(path) as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv_files.write_rows(file, COLUMNS, rows)

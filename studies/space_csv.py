@@ -11,6 +11,7 @@ import numpy as np
 
 from search.space import Space
 from specs.config import AXES, ConfigTable
+from specs.csv_files import cell
 from specs.errors import InputError
 from specs.files import atomic_text
 
@@ -66,7 +67,7 @@ def _columns(space: Space, table: ConfigTable, first: int) -> dict[str, Iterable
         "seq_len": setting.workload.seq_len,
         "gbs": setting.workload.global_batch_size,
     }
-    columns: dict[str, Iterable[str | int]] = {name: [v] * count for name, v in fixed.items()}
+    columns: dict[str, Iterable[str | int]] = {name: [cell(v)] * count for name, v in fixed.items()}
     columns["run_id"] = [f"space-{index}" for index in range(first, first + count)]
     columns["dp"] = table.data_parallel(setting.cluster.num_gpus).tolist()
     for name in AXES:

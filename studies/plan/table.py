@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from specs.csv_files import write_rows
 from specs.errors import InputError
 from specs.files import atomic_text
 from studies.plan.costs import Smallest
@@ -129,9 +129,7 @@ def write_csv(result: PlanResult, path: Path) -> Path:
     records = [_record(row) for row in result.rows]
     try:
         with atomic_text(path) as file:
-            writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(records)
+            write_rows(file, list(records[0]), records)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}.") from None
     return path

@@ -65,6 +65,18 @@ def test_every_row_is_projected_or_says_why_not(
     assert not rows[5]["tokens_per_s_per_gpu"]
 
 
+def test_a_run_id_like_a_formula_is_written_as_text(runs: Path, tmp_path: Path) -> None:
+    header, row = runs.read_text().splitlines()[:2]
+    formula = "=cmd|' /C calc'!A0"
+    runs.write_text(f"{header}\n{formula}{row[1:]}\n")
+    out, models = tmp_path / "out.csv", str(tmp_path / "models.json")
+    assert call(["project", "--runs", str(runs), "--models", models, "--csv", str(out)]) == 0
+    with out.open() as file:
+        (written,) = csv.DictReader(file)
+    assert written["run_id"] == f"'{formula}"
+    assert float(written["tokens_per_s_per_gpu"]) > 0
+
+
 def test_measured_columns_do_not_touch_projections(runs: Path, tmp_path: Path) -> None:
     models = str(tmp_path / "models.json")
     texts = []
