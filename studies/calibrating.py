@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,8 +20,10 @@ from studies.job import Job
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
 from surrogate.calibration_file import read_calibration
 from surrogate.learned import Learned, shipped
-from surrogate.memory_calibration import MemoryFacts
+from surrogate.memory import memory
+from surrogate.memory_calibration import MemoryFacts, is_doubtful, refuted_by
 from surrogate.run_cases import cases_of
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +33,10 @@ ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
 """What a calibration file says of its origin; nothing is computed from it."""
 FIELDS = (*ABOUT, "schema_version", "projections", "bias", "bias_sd", "features", "constants",
           "runs", "peaks", "out_of_memory")  # fmt: skip
+NOTHING_STATED = (
+    "tokens_per_s_per_gpu, step_time_s, a peak of memory or an end out of memory (a run_id that "
+    "ends in -oom), and the config, must be stated"
+)
 NOTEWORTHY = 0.005
 """Effects on throughput below this are not told."""
 
@@ -125,7 +131,7 @@ def merge(paths: Sequence[Path], fit_date: str) -> tuple[Calibration, dict[str, 
         raise InputError("there is no run to calibrate with: the calibrations are empty.")
     report = report_of(calibration)
     about = {"merged_from": _sources(paths), "fit_date": fit_date, **_before_after(report)}
-    return replace(calibration, about=about), {**report, "skipped": []}
+    return replace(calibration, about=about), {**report, "skipped": [], "doubtful": []}
 
 
 def calibrate(
@@ -144,24 +150,19 @@ def calibrate(
     """
     data_hash = _hash(source)
     used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
-    failed, left_out = _out_of_memory(table)
-    if not len(used) and not len(shipped().with_peaks(table).peaks()) and failed.is_empty:
-        raise InputError(
-            f"{source} has no run to calibrate with: tokens_per_s_per_gpu, step_time_s, a peak of "
-            "memory or an end out of memory (a run_id that ends in -oom), and the config, must be "
-            "stated."
-        )
     calibration = shipped().calibrated(used).calibration
-    impossible = np.abs(calibration.errors) > LARGEST_LOG_ERROR
-    skipped = [refusal._asdict() for refusal in (*table.refused, *left_out)]
-    skipped += [_impossible(used, calibration, int(row)) for row in np.flatnonzero(impossible)]
-    # Where the throughput is not that of the config, the peak is not to be believed either.
-    believed = table.take(~np.isin(table.run_id, used.run_id[impossible]))
+    impossible = _impossible_speeds(used, calibration.errors)
+    # Where the throughput is not that of the config, the memory is not to be believed either.
+    believed = table.take(~np.isin(table.run_id, used.run_id[list(impossible)]))
+    failed, left_out = _out_of_memory(believed)
     peaks = with_out_of_memory(shipped().with_peaks(believed), failed).calibration
-    if impossible.all() and peaks.peaks.is_empty:
-        raise InputError(f"{source} has no run to calibrate with: {skipped[-1]['reason']}.")
-    if impossible.any():
-        used = used.take(np.flatnonzero(~impossible))
+    skipped = [refusal._asdict() for refusal in (*table.refused, *left_out)]
+    skipped += [_skipped(used, row, why) for row, why in impossible.items()]
+    if len(impossible) == len(used) and peaks.peaks.is_empty:
+        why = skipped[-1]["reason"] if impossible else NOTHING_STATED
+        raise InputError(f"{source} has no run to calibrate with: {why}.")
+    if impossible:
+        used = used.take(~np.isin(np.arange(len(used)), list(impossible)))
         calibration = shipped().calibrated(used).calibration
     calibration = calibration.merged(peaks)
     skipped += _impossible_peaks(believed, peaks.peaks)
@@ -175,7 +176,8 @@ def calibrate(
         **({"merged_from": _sources(known)} if known else {}),
         **_before_after(report),
     }
-    return replace(calibration, about=about), {**report, "skipped": skipped}
+    doubtful = _doubtful(believed, failed)
+    return replace(calibration, about=about), {**report, "skipped": skipped, "doubtful": doubtful}
 
 
 def with_out_of_memory(learned: Learned, failed: MemoryFacts) -> Learned:
@@ -189,46 +191,60 @@ def with_out_of_memory(learned: Learned, failed: MemoryFacts) -> Learned:
 
 def _out_of_memory(table: RunTable) -> tuple[MemoryFacts, list[Refusal]]:
     """The runs of a table that ran out of memory, and those that say nothing, each with why."""
-
-    def run(row: int) -> tuple[Hashable, ...]:
-        workload, cluster = table.workloads[row], table.clusters[row]
-        return (
-            table.model[row], table.gpu[row], table.framework[row], cluster.num_gpus,
-            cluster.gpu.hbm_gib.value, workload.seq_len, workload.global_batch_size, workload.kind,
-            table.config.config(row),
-        )  # fmt: skip
-
-    failed = np.flatnonzero(table.out_of_memory).tolist()
-    if not failed:
+    failed = np.flatnonzero(table.out_of_memory)
+    if not len(failed):
         return MemoryFacts.nothing(), []
+    cases = cases_of(table)
     ended = np.isfinite(table.tokens_per_s_per_gpu) | np.isfinite(table.peak_memory_gib)
-    finished = {run(row) for row in np.flatnonzero(ended & ~table.out_of_memory).tolist()}
+    finished = np.flatnonzero(ended & ~table.out_of_memory & ~table.recompute_unknown)
+    refuted = refuted_by(cases, failed, finished)
     kept, left_out = [], []
-    for row in failed:
+    for row in failed.tolist():
         if table.recompute_unknown[row]:
             why = "ran out of memory and does not state recompute, on which its memory depends"
-        elif run(row) in finished:
-            why = "ran out of memory, and another run of the same config did not"
+        elif row in refuted:
+            why = (
+                f"ran out of memory, and run {table.run_id[refuted[row]]} of the same job, which "
+                "is projected to need no less, did not"
+            )
         else:
             kept.append(row)
             continue
         left_out.append(Refusal(str(table.run_id[row]), why, int(table.row[row])))
     if not kept:
         return MemoryFacts.nothing(), left_out
-    known = table.take(kept)
-    return MemoryFacts.of_out_of_memory(cases_of(known), known.run_id.tolist()), left_out
+    run_ids = table.run_id[kept].tolist()
+    return MemoryFacts.of_out_of_memory(cases.take(np.array(kept)), run_ids), left_out
+
+
+def _doubtful(table: RunTable, failed: MemoryFacts) -> list[dict[str, Any]]:
+    """Runs out of memory of a table that are projected to need much less than their GPU has."""
+    ids = [run.run_id for run in failed.out_of_memory]
+    known = table.take(table.out_of_memory & np.isin(table.run_id, ids))
+    if not len(known):
+        return []
+    cases = cases_of(known)
+    needed, capacity_gib = memory(cases).device_gib, cases.cluster.hbm_gib
+    return [
+        {
+            "run_id": str(known.run_id[row]),
+            "projected_gib": float(needed[row]),
+            "capacity_gib": float(capacity_gib[row]),
+        }
+        for row in np.flatnonzero(is_doubtful(cases))
+    ]
 
 
 def _impossible_peaks(table: RunTable, learned: MemoryFacts) -> list[dict[str, Any]]:
     """Runs whose peak is not that of their config."""
     told = np.isfinite(table.peak_memory_gib) & ~table.out_of_memory & ~table.recompute_unknown
     return [
-        {
-            "row": int(table.row[row]),
-            "run_id": str(table.run_id[row]),
-            "reason": f"a peak of {table.peak_memory_gib[row]:.3g} GiB is not that of its config; "
-            "check the unit and the counter",
-        }
+        _skipped(
+            table,
+            int(row),
+            f"a peak of {table.peak_memory_gib[row]:.3g} GiB is not that of its config; check the "
+            "unit and the counter",
+        )
         for row in np.flatnonzero(told)
         if str(table.run_id[row]) not in learned.run_ids
     ]
@@ -247,15 +263,31 @@ def _before_after(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"before": report["before"], "after": report["after"]}
 
 
-def _impossible(used: RunTable, calibration: Calibration, row: int) -> dict[str, Any]:
-    """The refusal of a run whose throughput cannot be that of its config."""
-    measured = float(used.tokens_per_s_per_gpu[row])
-    projected = measured / float(np.exp(calibration.errors[row]))
-    reason = (
-        f"{measured:.3g} tokens/s/GPU were measured where {projected:.3g} are projected; "
-        "check the unit and the config"
-    )
-    return {"row": int(used.row[row]), "run_id": str(used.run_id[row]), "reason": reason}
+def _impossible_speeds(used: RunTable, log_errors: Floats) -> dict[int, str]:
+    """Rows whose throughput cannot be that of their config, each with why.
+
+    Args:
+        used: n runs with a throughput.
+        log_errors: log(measured / projected) of each, shape (n,).
+    """
+    if not len(used):
+        return {}
+    measured, fastest = used.tokens_per_s_per_gpu, fastest_tokens_per_s_per_gpu(cases_of(used))
+    found = {}
+    for row in np.flatnonzero((measured > fastest) | (np.abs(log_errors) > LARGEST_LOG_ERROR)):
+        if measured[row] > fastest[row]:
+            why = f"more than a {used.gpu[row]} can multiply: its peak allows {fastest[row]:,.0f}"
+        else:
+            why = f"beyond reason where {measured[row] / np.exp(log_errors[row]):.3g} are projected"
+        found[int(row)] = (
+            f"{measured[row]:,.4g} tokens/s/GPU is {why}; check the unit and the config"
+        )
+    return found
+
+
+def _skipped(table: RunTable, row: int, why: str) -> dict[str, Any]:
+    """A row that is not learned from."""
+    return {"row": int(table.row[row]), "run_id": str(table.run_id[row]), "reason": why}
 
 
 def report_of(calibration: Calibration) -> dict[str, Any]:

@@ -60,6 +60,9 @@ FARTHEST = 3.0
 """Sd that one OOM moves memory at most: of Gaussian errors one in 740 is larger, so beyond it
 something else (a GPU that was not empty, a wrong row) is as likely (assumed)."""
 
+ROUNDING = 1e-9
+"""Relative difference of the memory of two rows that need the same."""
+
 
 @dataclass(frozen=True)
 class OutOfMemory:
@@ -372,6 +375,37 @@ class FailedRun(BaseModel):
         """The run as a fact."""
         config = TrainingConfig.from_labels(self.config)
         return OutOfMemory(self.run_id, self.job, config, self.log_bound, np.array(self.slopes))
+
+
+def refuted_by(cases: Cases, failed: Column, finished: Column) -> dict[int, int]:
+    """Runs out of memory that a run of the same job contradicts: it finished, and is projected to
+    need no less.
+
+    Args:
+        cases: runs.
+        failed: rows that went out of memory.
+        finished: rows that did not.
+
+    Returns:
+        By row that is contradicted, the row of its job that finished and needs most.
+    """
+    needed, jobs = memory(cases).device_gib, [_key(job) for job in _jobs(cases)]
+    largest: dict[tuple[str, ...], int] = {}
+    for row in sorted(finished.tolist(), key=lambda row: needed[row]):
+        largest[jobs[row % len(jobs)]] = row
+    found = {row: largest.get(jobs[row % len(jobs)]) for row in failed.tolist()}
+    return {
+        row: other
+        for row, other in found.items()
+        if other is not None and needed[other] >= needed[row] * (1.0 - ROUNDING)
+    }
+
+
+def is_doubtful(cases: Cases) -> Column:
+    """Which runs, had they gone out of memory, would have needed FARTHEST times more than
+    projections usually err: something else may have been wrong; shape (n,)."""
+    margin = np.log(cases.cluster.hbm_gib / memory(cases).device_gib)
+    return np.asarray(margin > FARTHEST * memory_log_sd(cases))
 
 
 def moved_constants(

@@ -106,6 +106,22 @@ def far_off(report: Mapping[str, Any]) -> list[str]:
     return [f"check for a typing error or a sick node: {named}{more}."]
 
 
+def doubtful(report: Mapping[str, Any]) -> list[str]:
+    """One sentence that names runs out of memory that had much to spare as projected."""
+    runs = report["doubtful"]
+    if not runs:
+        return []
+    named = ", ".join(
+        f"{run['run_id']} ({run['projected_gib']:.0f} GiB projected of {run['capacity_gib']:.0f})"
+        for run in runs[:NAMED]
+    )
+    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+    return [
+        f"check for another process on the GPU or a wrong row: {named}{more} ran out of memory "
+        "where that is least expected."
+    ]
+
+
 def show_report(output: Output, report: dict[str, Any]) -> None:
     """Prints before, after, what moved and which runs disagree."""
     from studies.run_refusals import by_reason
@@ -138,6 +154,7 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
             f"{counted(memory['out_of_memory'], 'run')} out of memory: each peak lies above "
             "capacity, and its very config is known not to fit"
         )
+        output.say(*doubtful(report))
     if memory["moved"]:
         output.table(
             "constants of memory that moved",
