@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.gpu import Gpu
 from specs.names import Name
+from specs.numbers import Number, Whole
 
-UsdPerGpuHour = Annotated[float, Field(ge=0, le=1e6)]
+UsdPerGpuHour = Annotated[Number, Field(ge=0, le=1e6)]
 """A price of a GPU hour; beyond a million it is a typing error."""
 
 
@@ -21,8 +22,8 @@ class Cluster(BaseModel):
 
     name: Name
     gpu: Gpu
-    num_nodes: int = Field(gt=0)
-    gpus_per_node: int = Field(gt=0)
+    num_nodes: Whole = Field(gt=0)
+    gpus_per_node: Whole = Field(gt=0)
     price_usd_per_gpu_hour: UsdPerGpuHour | None = None
 
     @property

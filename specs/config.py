@@ -128,6 +128,8 @@ class Axis:
         return str(self.kind(value).label)
 
 
+TOO_LARGE = 2**31
+"""No axis has as many: products of two values stay exact in the int64 of a table."""
 _ZERO_ALLOWED = {"etp", "microbatch_group", "recompute_layers", "sync_free_stage"}
 _INT, _CODE = np.int64, np.int64
 
@@ -342,8 +344,10 @@ def _parse_positive(name: str, value: Any, smallest: int) -> int:
         number = int(str(value).strip())
     except ValueError:
         raise InputError(f"{name} is {value!r}; use a whole number.") from None
-    if not smallest <= number < 2**31:
+    if number < smallest:
         raise InputError(f"{name} is {number}; use a whole number of at least {smallest}.")
+    if number >= TOO_LARGE:
+        raise InputError(f"{name} is {number}; use a whole number below {TOO_LARGE:,}.")
     return number
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.choices import Precision
 from specs.names import Name
+from specs.numbers import Whole
 from specs.provenance import Quantity
 
 LARGEST = 1e24
@@ -37,8 +38,8 @@ class Gpu(BaseModel):
     link_bytes_per_s: Quantity
     link_latency_s: Quantity
     link_topology: Literal["mesh", "switch"]
-    scale_up_gpus: int = Field(gt=0, description="GPUs in one scale-up domain")
-    gpus_per_node: int = Field(gt=0)
+    scale_up_gpus: Whole = Field(gt=0, description="GPUs in one scale-up domain")
+    gpus_per_node: Whole = Field(gt=0)
     nic_bytes_per_s: Quantity
     nic_latency_s: Quantity
     usd_per_gpu_hour: Quantity | None = None

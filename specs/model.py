@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specs.errors import InputError
 from specs.names import Name
+from specs.numbers import Number, Whole
 
 Column = NDArray[Any]
 
@@ -21,11 +22,11 @@ class Mla(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    q_lora_rank: int = Field(ge=0, description="0: queries are projected directly")
-    kv_lora_rank: int = Field(gt=0)
-    qk_nope_head_dim: int = Field(gt=0)
-    qk_rope_head_dim: int = Field(ge=0)
-    v_head_dim: int = Field(gt=0)
+    q_lora_rank: Whole = Field(ge=0, description="0: queries are projected directly")
+    kv_lora_rank: Whole = Field(gt=0)
+    qk_nope_head_dim: Whole = Field(gt=0)
+    qk_rope_head_dim: Whole = Field(ge=0)
+    v_head_dim: Whole = Field(gt=0)
 
 
 MOST_LAYERS, LARGEST = 10_000, 2**24
@@ -43,13 +44,13 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
-    num_layers: int = Field(gt=0, le=MOST_LAYERS)
-    hidden_size: int = Field(gt=0, le=LARGEST)
-    ffn_hidden_size: int = Field(gt=0, le=LARGEST)
-    num_attention_heads: int = Field(gt=0, le=LARGEST)
-    num_query_groups: int = Field(gt=0, le=LARGEST)
-    head_dim: int = Field(gt=0, le=LARGEST)
-    vocab_size: int = Field(gt=0, le=LARGEST)
+    num_layers: Whole = Field(gt=0, le=MOST_LAYERS)
+    hidden_size: Whole = Field(gt=0, le=LARGEST)
+    ffn_hidden_size: Whole = Field(gt=0, le=LARGEST)
+    num_attention_heads: Whole = Field(gt=0, le=LARGEST)
+    num_query_groups: Whole = Field(gt=0, le=LARGEST)
+    head_dim: Whole = Field(gt=0, le=LARGEST)
+    vocab_size: Whole = Field(gt=0, le=LARGEST)
     tied_embeddings: bool = False
     gated_mlp: bool = True
     linear_bias: bool = Field(False, description="bias on every linear layer and norm (GPT-2/3)")
@@ -58,32 +59,32 @@ class Model(BaseModel):
     qk_norm: bool = False
     attention_sinks: bool = False
     layer_norm_bias: bool = Field(False, description="LayerNorm (scale and shift), not RMSNorm")
-    norms_per_layer: int = Field(2, ge=1, le=100)
-    learned_positions: int = Field(
+    norms_per_layer: Whole = Field(2, ge=1, le=100)
+    learned_positions: Whole = Field(
         0, ge=0, le=2**40, description="rows of a learned position table"
     )
-    rotary_base: float | None = Field(
+    rotary_base: Number | None = Field(
         None, gt=0, lt=1e12, description="base of the rotary frequencies; null: not stated"
     )
-    norm_epsilon: float | None = Field(None, gt=0, lt=1, description="null: not stated")
+    norm_epsilon: Number | None = Field(None, gt=0, lt=1, description="null: not stated")
     embedding_norm: bool = Field(False, description="norm behind the embedding (BLOOM)")
     parallel_block: bool = Field(
         False, description="attention and MLP read one input and are summed once (PaLM, GPT-J)"
     )
     dropout: bool = False
-    sliding_window: int = Field(0, ge=0, description="0: full attention")
-    window_layers: int = Field(0, ge=0)
+    sliding_window: Whole = Field(0, ge=0, description="0: full attention")
+    window_layers: Whole = Field(0, ge=0)
     mla: Mla | None = None
-    num_experts: int = Field(0, ge=0, le=LARGEST)
-    moe_topk: int = Field(0, ge=0)
-    moe_ffn_hidden_size: int = Field(0, ge=0, le=LARGEST)
-    shared_expert_ffn: int = Field(0, ge=0, le=LARGEST)
+    num_experts: Whole = Field(0, ge=0, le=LARGEST)
+    moe_topk: Whole = Field(0, ge=0)
+    moe_ffn_hidden_size: Whole = Field(0, ge=0, le=LARGEST)
+    shared_expert_ffn: Whole = Field(0, ge=0, le=LARGEST)
     shared_expert_gate: bool = False
-    dense_layers: int = Field(0, ge=0, description="leading dense layers of an MoE model")
+    dense_layers: Whole = Field(0, ge=0, description="leading dense layers of an MoE model")
     moe_layers: tuple[bool, ...] | None = None
     router_bias: bool = Field(False, description="router bias that is a parameter")
     expert_bias: bool = False
-    mtp_layers: int = Field(0, ge=0, le=MOST_LAYERS)
+    mtp_layers: Whole = Field(0, ge=0, le=MOST_LAYERS)
     source: str = ""
 
     @model_validator(mode="after")

@@ -6,12 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from specs.numbers import Number
+
 
 class Quantity(BaseModel):
     """A value, how it is known and the source to check it against."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: float
+    value: Number
     kind: Literal["measured", "vendor", "assumed"]
     source: str

@@ -15,6 +15,7 @@ from specs.files import is_file
 from specs.formats.yaml_files import as_mapping, fill_environment, read_yaml
 from specs.gpu import LARGEST, Gpu
 from specs.names import Name
+from specs.numbers import Number, Whole
 from specs.provenance import Quantity
 
 MAX_GPUS = 2**20
@@ -26,7 +27,7 @@ Positive = Field(None, gt=0, lt=LARGEST)
 Factor = Field(None, ge=1e-3, le=1e3)
 
 
-Peak = Annotated[float, Field(gt=0, lt=LARGEST)]
+Peak = Annotated[Number, Field(gt=0, lt=LARGEST)]
 
 
 class Overrides(BaseModel):
@@ -37,16 +38,16 @@ class Overrides(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hbm_gib: float | None = Positive
-    hbm_bytes_per_s: float | None = Positive
+    hbm_gib: Number | None = Positive
+    hbm_bytes_per_s: Number | None = Positive
     peak_flops: dict[str, Peak] | None = None
-    power_w: float | None = Positive
-    link_bytes_per_s: float | None = Positive
-    link_latency_s: float | None = Positive
+    power_w: Number | None = Positive
+    link_bytes_per_s: Number | None = Positive
+    link_latency_s: Number | None = Positive
     link_topology: Literal["mesh", "switch"] | None = None
-    scale_up_gpus: int | None = Field(None, gt=0, le=MAX_GPUS)
-    nic_bytes_per_s: float | None = Positive
-    nic_latency_s: float | None = Positive
+    scale_up_gpus: Whole | None = Field(None, gt=0, le=MAX_GPUS)
+    nic_bytes_per_s: Number | None = Positive
+    nic_latency_s: Number | None = Positive
 
 
 class Scaled(BaseModel):
@@ -57,14 +58,14 @@ class Scaled(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hbm_gib: float | None = Factor
-    hbm_bytes_per_s: float | None = Factor
-    peak_flops: float | None = Factor
-    power_w: float | None = Factor
-    link_bytes_per_s: float | None = Factor
-    link_latency_s: float | None = Factor
-    nic_bytes_per_s: float | None = Factor
-    nic_latency_s: float | None = Factor
+    hbm_gib: Number | None = Factor
+    hbm_bytes_per_s: Number | None = Factor
+    peak_flops: Number | None = Factor
+    power_w: Number | None = Factor
+    link_bytes_per_s: Number | None = Factor
+    link_latency_s: Number | None = Factor
+    nic_bytes_per_s: Number | None = Factor
+    nic_latency_s: Number | None = Factor
 
 
 class ClusterFile(BaseModel):
@@ -77,8 +78,8 @@ class ClusterFile(BaseModel):
 
     name: Name = ""
     gpu: Name
-    num_nodes: int = Field(1, gt=0, le=MAX_GPUS)
-    gpus_per_node: int | None = Field(None, gt=0, le=MAX_GPUS)
+    num_nodes: Whole = Field(1, gt=0, le=MAX_GPUS)
+    gpus_per_node: Whole | None = Field(None, gt=0, le=MAX_GPUS)
     price_usd_per_gpu_hour: UsdPerGpuHour | None = None
     overrides: Overrides = Overrides()
     scaled: Scaled = Scaled()
@@ -89,12 +90,12 @@ class _HardwareConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    node_bw: float | None = Positive
-    node_lat: float | None = Positive
-    pod_bw: float | None = Positive
-    pod_lat: float | None = Positive
-    node_size: int | None = Field(None, gt=0, le=MAX_GPUS)
-    nics_per_node: int | None = Field(None, gt=0, le=MAX_GPUS)
+    node_bw: Number | None = Positive
+    node_lat: Number | None = Positive
+    pod_bw: Number | None = Positive
+    pod_lat: Number | None = Positive
+    node_size: Whole | None = Field(None, gt=0, le=MAX_GPUS)
+    nics_per_node: Whole | None = Field(None, gt=0, le=MAX_GPUS)
     node_topology: Literal["mesh", "switch"] | None = None
 
 
@@ -104,8 +105,8 @@ class _TargetCluster(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: Name = ""
-    num_nodes: int = Field(gt=0, le=MAX_GPUS)
-    gpus_per_node: int = Field(8, gt=0, le=MAX_GPUS)
+    num_nodes: Whole = Field(gt=0, le=MAX_GPUS)
+    gpus_per_node: Whole = Field(8, gt=0, le=MAX_GPUS)
     gpu_arch: Name
     hardware_config: str | None = None
 

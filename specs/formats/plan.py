@@ -21,6 +21,7 @@ from specs.formats.study import is_study, study_of
 from specs.formats.yaml_files import as_mapping, fill_environment, read_chain
 from specs.gpu import Gpu
 from specs.names import Name
+from specs.numbers import Number
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a cell of a CSV must not begin with: spreadsheets would run it."""
@@ -28,8 +29,8 @@ MAX_PAIRS = 100_000
 MAX_SIZES = 10_000
 _RANGE = re.compile(r"(?P<first>\d{1,8})\s*\.\.\s*(?P<last>\d{1,8})")
 
-Tokens = Annotated[float, Field(gt=0, le=1e18)]
-Days = Annotated[float, Field(gt=0, le=1e6)]
+Tokens = Annotated[Number, Field(gt=0, le=1e18)]
+Days = Annotated[Number, Field(gt=0, le=1e6)]
 
 
 class PlanFile(BaseModel):
@@ -40,8 +41,8 @@ class PlanFile(BaseModel):
     name: Name = ""
     tokens: Tokens | None = None
     deadline_days: Days | None = None
-    goodput: float = Field(1.0, gt=0, le=1)
-    pue: float = Field(1.0, ge=1, le=10)
+    goodput: Number = Field(1.0, gt=0, le=1)
+    pue: Number = Field(1.0, ge=1, le=10)
     price_usd_per_gpu_hour: UsdPerGpuHour | None = None
     space: Literal["core", "full"] = "full"
     gpus: dict[str, Any] = Field(default_factory=dict)

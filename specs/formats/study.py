@@ -26,6 +26,7 @@ from specs.gpu import Gpu
 from specs.layout import is_explicit, layout_vpp
 from specs.model import Model
 from specs.names import Name
+from specs.numbers import Number, Whole
 from specs.stack import Framework, Stack
 from specs.workload import Workload
 
@@ -39,9 +40,9 @@ class StackFile(BaseModel):
 
     framework: Name | None = None
     version: Name | None = None
-    gradient_bytes: float | None = Field(None, ge=0, le=8)
-    optimizer_bytes: float | None = Field(None, ge=0, le=32)
-    weight_bytes: float | None = Field(None, gt=0, le=8)
+    gradient_bytes: Number | None = Field(None, ge=0, le=8)
+    optimizer_bytes: Number | None = Field(None, ge=0, le=32)
+    weight_bytes: Number | None = Field(None, gt=0, le=8)
     flash_attention: bool | None = None
     fused_rope: bool | None = None
     expandable_segments: bool | None = None
@@ -54,9 +55,9 @@ class StackFile(BaseModel):
     one_peer_exchange: bool | None = None
     coarse_gathers: bool | None = None
     turbo: bool | None = None
-    optimizer_offload_fraction: float | None = Field(None, ge=0, le=1)
-    runtime_gib: float | None = Field(None, ge=0, le=1024)
-    vocab_divisible_by: int | None = Field(None, gt=0, le=1 << 20)
+    optimizer_offload_fraction: Number | None = Field(None, ge=0, le=1)
+    runtime_gib: Number | None = Field(None, ge=0, le=1024)
+    vocab_divisible_by: Whole | None = Field(None, gt=0, le=1 << 20)
 
 
 class StudyFile(BaseModel):
@@ -66,13 +67,13 @@ class StudyFile(BaseModel):
 
     name: Name = ""
     model: str | dict[str, Any]
-    seq_len: int | None = Field(None, gt=0, lt=MAX_TOKENS)
-    global_batch_size: int | None = Field(None, gt=0, lt=MAX_TOKENS)
+    seq_len: Whole | None = Field(None, gt=0, lt=MAX_TOKENS)
+    global_batch_size: Whole | None = Field(None, gt=0, lt=MAX_TOKENS)
     kind: Literal["pretrain", "finetune", "lora"] | None = None
-    lora_rank: int | None = Field(None, gt=0, lt=1 << 20)
-    routing_imbalance: float | None = Field(None, ge=1, le=1e6)
-    capacity_factor: float | None = Field(None, ge=0, le=1e6)
-    target_tokens: float | None = Field(None, gt=0, allow_inf_nan=False)
+    lora_rank: Whole | None = Field(None, gt=0, lt=1 << 20)
+    routing_imbalance: Number | None = Field(None, ge=1, le=1e6)
+    capacity_factor: Number | None = Field(None, ge=0, le=1e6)
+    target_tokens: Number | None = Field(None, gt=0, allow_inf_nan=False)
     cluster: str | dict[str, Any] | None = None
     gpus: dict[str, Any] = Field(default_factory=dict)
     sources: dict[str, Any] = Field(default_factory=dict)
@@ -81,8 +82,8 @@ class StudyFile(BaseModel):
     axes: dict[str, Any] = Field(default_factory=dict)
     precision: str | list[str] | None = None
     objective: Literal["tokens_per_s_per_gpu", "usd_per_token", "step_time_s"] | None = None
-    trials: int | None = Field(None, gt=0, le=10_000_000)
-    seed: int | None = Field(None, ge=0, lt=2**32)
+    trials: Whole | None = Field(None, gt=0, le=10_000_000)
+    seed: Whole | None = Field(None, ge=0, lt=2**32)
     price_usd_per_gpu_hour: UsdPerGpuHour | None = None
 
 

@@ -53,6 +53,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float | str:
+        """A number; 2:08, which YAML 1.1 counts in sixties as 128, stays text, as in YAML 1.2."""
+        text = str(self.construct_scalar(node))
+        if ":" in text:
+            return text
+        read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        number: int | float = read(node)
+        return number
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
 
 def read_text(path: Path) -> str:
     """The text of a small file.

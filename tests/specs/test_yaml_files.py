@@ -37,6 +37,15 @@ def test_later_bases_win_and_the_file_wins_over_all(tmp_path: Path) -> None:
     assert read_chain(other) == {"x": 1, "y": None, "z": {"p": 1, "q": 1}}
 
 
+def test_a_number_in_sixties_is_text(tmp_path: Path) -> None:
+    text = "a: 2:08\nb: -1:30.5\nc: 0x10\nd: 1_000\ne: 2.5\nf: .inf\n"
+    read = {"a": "2:08", "b": "-1:30.5", "c": 16, "d": 1000, "e": 2.5, "f": float("inf")}
+    assert parse_yaml(text, "x") == read
+    study = "model: llama3.1-8b\nseq_len: 4096\nglobal_batch_size: 2:08\n"
+    with pytest.raises(InputError, match=r"global_batch_size: .* valid integer"):
+        read_experiment(_write(tmp_path, "study.yaml", study))
+
+
 def test_circles_and_missing_bases(tmp_path: Path) -> None:
     _write(tmp_path, "a.yaml", "extends: b.yaml\n")
     top = _write(tmp_path, "b.yaml", "extends: a.yaml\n")

@@ -158,6 +158,7 @@ def test_a_named_pipe_without_a_writer_is_refused_at_once(
         (["tune", "STUDY", "--set", "tp"], "axis=value"),
         (["tune", "STUDY", "--set", "tpp=1"], "no axis 'tpp'"),
         (["tune", "STUDY", "--set", "tp=0"], "tp is 0"),
+        (["tune", "STUDY", "--set", f"tp={'9' * 20}"], "whole number below 2,147,483,648"),
         (["tune", "STUDY", "--set", "tp=two"], "whole number"),
         (["tune", "STUDY", "--set", "seq_len=-1"], "at least 1"),
         (["tune", "STUDY", "--set", "seq_len=1e30"], "a whole number"),
