@@ -34,7 +34,7 @@ from studies.oracles import UNKNOWN_OVER_GIB
 from studies.run_limits import check_possible
 from studies.storage import StorageAddress, open_storage
 from surrogate.learned import Learned
-from surrogate.memory_calibration import MemoryFacts
+from surrogate.memory_calibration import MemoryFacts, refuted_by
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -350,14 +350,39 @@ class RealRuns:
         """``learned`` with the peaks and OOMs of its runs: what all else is projected with."""
         table = self.table()
         learned = self.learned() if table is None else self.learned().with_peaks(table)
-        out = [run for run in self.runs() if run.state == OUT_OF_MEMORY]
-        ran = {run.config for run in self.runs() if run.state == FINISHED}
-        out = [run for run in out if run.config not in ran]
+        refuted = self.refuted()
+        out = [run for run in self._out_of_memory() if run.number not in refuted]
         if not out:
             return learned
         cases = self.job.cases(ConfigTable.from_configs([run.config for run in out]))
         facts = MemoryFacts.of_out_of_memory(cases, [run_id(self.job, run) for run in out])
         return with_out_of_memory(learned, facts)
+
+    def _out_of_memory(self) -> list[AskedRun]:
+        return [run for run in self.runs() if run.state == OUT_OF_MEMORY]
+
+    def refuted(self) -> dict[int, int]:
+        """Runs out of memory that teach nothing of memory, each with the finished run that is
+        projected to need no less (``refuted_by``); by number."""
+        out = self._out_of_memory()
+        finished = [run for run in self.runs() if run.state == FINISHED]
+        both = [*out, *finished]
+        if not out or not finished:
+            return {}
+        cases = self.job.cases(ConfigTable.from_configs([run.config for run in both]))
+        rows = np.arange(len(both))
+        found = refuted_by(cases, rows[: len(out)], rows[len(out) :])
+        return {both[row].number: both[other].number for row, other in found.items()}
+
+    @property
+    def refutations(self) -> str:
+        """``refuted`` in a sentence; empty where there is none."""
+        words = [
+            f"run {number} ran out of memory and run {other}, which is projected to need no less, "
+            "did not"
+            for number, other in self.refuted().items()
+        ]
+        return f"{'; '.join(words)}: memory learns nothing from that." if words else ""
 
 
 def measured_inputs(job: Job) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def tell_command(
         after = ranking_after(measured)
         paths = write_calibrated(measured, out / measured.name)
         show_told(address, out, measured, after)
-    output.notes([note for note in (*job.notes, measured.note) if note])
+    output.notes([note for note in (*job.notes, measured.note, measured.refutations) if note])
     if as_json:
         content: dict[str, Any] = {
             "study_name": measured.name,

@@ -207,3 +207,19 @@ def test_the_table_of_tell_says_measured_and_how_it_is_ranked(
     assert row.split().count("measured") == 2
     assert "71" in row.split()
     assert "GiB before" in shown
+
+
+def test_an_oom_that_a_finished_run_refutes_moves_no_memory(loop: Loop) -> None:
+    """Of two configs the one that is projected to need more finished, the other ran out."""
+    asked = loop("ask", "--runs", "2", "--slot", "4h")["runs"]
+    lean, large = sorted(asked, key=lambda run: run["expected"]["peak_gib"])
+    before = loop("tune")["baseline"]["projection"]
+    loop("tell", "--run", str(large["run"]), "--speed", "8100")
+    ran = loop.foretune("tell", loop.study, "--run", str(lean["run"]), "--oom", "--out", loop.out)
+    said = " ".join((ran.out + ran.err).split())
+    assert f"run {lean['run']} ran out of memory and run {large['run']}, which is" in said
+    kept = json.loads((loop.out / "told" / "measured" / "calibration.json").read_text())
+    assert kept["out_of_memory"] == []
+    again = loop("tune")
+    assert again["baseline"]["projection"]["memory"] == before["memory"]
+    assert lean["config"] not in recommended(again)
