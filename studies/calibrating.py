@@ -297,7 +297,7 @@ def report_of(calibration: Calibration) -> dict[str, Any]:
         memory = _memory_report(calibration.peaks)
         return {"runs": 0, "before": None, "after": None, **empty, "memory": memory}
     left, sd = calibration.leave_one_out()
-    score, scale = left / sd, calibration.key_scale()
+    score, scale, moves = left / sd, calibration.key_scale(), calibration.moves()
     keys = np.array(
         [
             " | ".join(calibration.labels[name][row] for name in ("gpu", "framework", "model"))
@@ -317,6 +317,7 @@ def report_of(calibration: Calibration) -> dict[str, Any]:
                 "before": _errors(calibration.errors[keys == key]),
                 "after": _errors(left[keys == key]) if (keys == key).sum() > 1 else None,
                 "scatter": float(scale[keys == key][0]),
+                "factor": float(np.exp(moves[keys == key].mean())),
             }
             for key in dict.fromkeys(keys.tolist())
         ],

@@ -325,6 +325,11 @@ class Calibration:
         usual = variance - noise + np.square(self.scatter)
         return weights * variance, np.sqrt(np.maximum(usual, np.square(self.scatter)))
 
+    def moves(self) -> Floats:
+        """Log factor by which constants and offset move the projection of each run, shape (r,)."""
+        moved: Floats = self.errors - self._posterior.noise * self._posterior.weights
+        return moved
+
     def key_scale(self) -> Floats:
         """Scatter of the runs of each one's key over the usual one, shape (r,)."""
         return self._posterior.scale

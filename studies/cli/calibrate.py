@@ -136,11 +136,11 @@ def show_report(output: Output, report: dict[str, Any]) -> None:
         output.say(*(f"  {line}" for line in by_reason(report["skipped"])))
     output.table(
         "",
-        ("GPU | framework | model", "runs", "before", "after", "scatter"),
+        ("GPU | framework | model", "runs", "before", "after", "scatter", "projections"),
         [
             (k["key"], k["runs"], percent(k["before"]["mape"]),
              percent(k["after"]["mape"]) if k["after"] else "",
-             f"x {k['scatter']:.2f}" if k["runs"] > 1 else "")
+             f"x {k['scatter']:.2f}" if k["runs"] > 1 else "", f"x {k['factor']:.2f}")
             for k in sorted(report["keys"], key=lambda k: -k["runs"])[:TOLD]
         ],
     )  # fmt: skip

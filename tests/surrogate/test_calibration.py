@@ -61,6 +61,13 @@ def test_one_run_moves_its_own_key_and_little_else() -> None:
     )
 
 
+def test_what_is_told_to_move_is_what_moves() -> None:
+    table = runs(0.85, *FOUR)
+    calibrated = shipped().calibrated(table)
+    moved = calibrated.predict(table).value / shipped().predict(table).value
+    assert np.exp(calibrated.calibration.moves()) == pytest.approx(moved, rel=0.02)
+
+
 def test_runs_that_agree_with_the_projection_change_nothing() -> None:
     table = runs(1.0, {}, {"tp": "4"})
     calibrated = shipped().calibrated(table)
