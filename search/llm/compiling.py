@@ -83,11 +83,12 @@ def compiled(
         most: examples that are kept.
 
     Raises:
-        InputError: no answer is good enough.
+        InputError: no answer is good enough, or none came because of a redirect.
     """
     import dspy
 
     from search.llm.program import OneReply, Proposer
+    from search.llm.redirects import REDIRECTED, refused
 
     program = Proposer(examples[0].instructions)
     labelled = [
@@ -114,10 +115,16 @@ def compiled(
             return _regret(found[example.briefing], fields, regret) <= good
 
         optimizer = dspy.BootstrapFewShot(
-            metric=metric, max_bootstrapped_demos=most, max_labeled_demos=0, max_rounds=1
+            metric=metric,
+            max_bootstrapped_demos=most,
+            max_labeled_demos=0,
+            max_rounds=1,
+            max_errors=len(questions) + 1,  # a question without an answer is no example, no more
         )
         with dspy.context(lm=lm, adapter=OneReply()):
             made = optimizer.compile(program, trainset=questions)
+        if not made.propose.demos and refused:
+            raise InputError(f"no answer of the model: {REDIRECTED}.")
         if not made.propose.demos:
             raise InputError(f"no answer of the model has a regret of {good:.0%} or less.")
     kept = [{k: _plain(v) for k, v in dict(demo).items()} for demo in made.propose.demos[:most]]

@@ -17,6 +17,7 @@ import dspy
 import json_repair
 from dspy.utils.exceptions import AdapterParseError
 
+from search.llm.redirects import refuse_redirects
 from search.llm.schema import (
     AxisPrior,
     Hypothesis,
@@ -123,7 +124,7 @@ def was_cut(text: str) -> bool:
 
 
 def language_model(model: str, url: str | None, key: str | None, **limits: Any) -> Any:
-    """The model behind LiteLLM: no cache of any kind, bounded retries.
+    """The model behind LiteLLM: no cache of any kind, bounded retries, no redirects.
 
     Args:
         model: as LiteLLM names it, ``provider/name``.
@@ -131,6 +132,7 @@ def language_model(model: str, url: str | None, key: str | None, **limits: Any) 
         key: for that endpoint; None: LiteLLM finds the provider's own in the environment.
         limits: ``max_tokens``, ``timeout`` in seconds, ``num_retries``.
     """
+    refuse_redirects()
     endpoint = {} if url is None else {"api_base": url, "api_key": key or "none"}
     return dspy.LM(model, engine="litellm", cache=False, **endpoint, **limits)
 

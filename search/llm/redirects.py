@@ -7,7 +7,7 @@ host with the whole request. What they share is httpx, or its successor httpx2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import httpx
@@ -25,19 +25,20 @@ REDIRECTED = (
 )
 
 
-def refuse_redirects(noted: Callable[[], None]) -> None:
-    """From now on no client of this process follows a redirect, whatever it was told.
+refused: list[str] = []
+"""Addresses that blocking clients were redirected to and did not go to, in order."""
 
-    Args:
-        noted: called for each redirect of a blocking client.
-    """
+
+@cache
+def refuse_redirects() -> None:
+    """From now on no client of this process follows a redirect, whatever it was told."""
 
     def refusing(send: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(send)
         def sent(client: Any, request: Any, **options: Any) -> Any:
             answer = send(client, request, **{**options, "follow_redirects": False})
             if getattr(answer, "has_redirect_location", False):
-                noted()
+                refused.append(answer.headers["location"])
             return answer
 
         return sent

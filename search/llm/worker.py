@@ -63,10 +63,7 @@ class Started:
         from dspy.utils.exceptions import LMConfigurationError
 
         from search.llm.program import language_model
-        from search.llm.redirects import refuse_redirects
 
-        self._redirected = False
-        refuse_redirects(self._note_redirect)
         dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
         self._dspy, self._settings = dspy, settings
         key = os.environ.get(KEY_VARIABLE)
@@ -84,15 +81,13 @@ class Started:
         litellm.drop_params = True
         litellm.completion  # noqa: B018  # imports the rest of it before the clock runs
 
-    def _note_redirect(self) -> None:
-        self._redirected = True
-
     def asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Fields, text, tokens, cost and seconds of one call, or its failure."""
         from search.llm.program import OneReply, load_program
-        from search.llm.redirects import REDIRECTED
+        from search.llm.redirects import REDIRECTED, refused
 
-        began, self._redirected = time.monotonic(), False
+        began = time.monotonic()
+        refused.clear()
         instructions = request["instructions"]
         if instructions not in self._programs:
             path = self._settings["program"]
@@ -106,7 +101,7 @@ class Started:
                 )
             found["fields"] = plain(dict(said.items()))
         except Exception as error:
-            found["failure"] = REDIRECTED if self._redirected else in_words(error)
+            found["failure"] = REDIRECTED if refused else in_words(error)
         if lm.history:
             last = lm.history[-1]
             found["text"] = str((last.get("outputs") or [""])[0])[:20_000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from search.llm.compiling import Example, compiled, mean_regret, recorded_exampl
 from search.llm.recording import Recording
 from search.llm.schema import Reply
 from specs.errors import InputError
+from tests.llm_server import LlmServer
 
 if importlib.util.find_spec("dspy") is None:
     pytest.skip("pip install 'foretune[llm]'", allow_module_level=True)
@@ -111,6 +113,21 @@ def test_answers_of_another_model_are_kept_where_they_do_well(examples: list[Exa
     nothing = Local(model="local/scripted")
     with pytest.raises(InputError, match="no answer of the model"):
         compiled(examples, regret, -1.0, nothing)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the import of LiteLLM
+def test_a_model_that_redirects_gives_no_examples(examples: list[Example]) -> None:
+    pytest.importorskip("litellm")
+    from search.llm.program import language_model
+
+    with LlmServer() as other, LlmServer("redirect") as named:
+        named.redirect = (307, f"{other.url}/steal")
+        lm = language_model("openai/small", named.url, None, num_retries=0)
+        many = [replace(examples[0], briefing=f"study {number}") for number in range(12)]
+        with pytest.raises(InputError, match="redirects to another address"):
+            compiled(many, regret, GOOD, lm)
+        assert len(named.requests) == 12
+        assert other.requests == []
 
 
 class _Response:
