@@ -183,16 +183,23 @@ def accuracy_section(facts: StudyFacts) -> Markup:
                 numeric=range(1, 5),
             ),
             table(f"Trust grades; these projections are {trust}", ("grade", "meaning"), grades),
-            _measured(facts),
+            _measured(facts, calibrated=trust in ("calibrated", "measured")),
         ]
     )
 
 
-def _measured(facts: StudyFacts) -> Markup:
-    """Every real run of this study against what was projected for it without any."""
+def _measured(facts: StudyFacts, calibrated: bool) -> Markup:
+    """Every real run of this study against what was projected for it without any.
+
+    Args:
+        facts: of the study.
+        calibrated: whether runs of other studies or of a table moved its projections.
+    """
     if not facts.runs:
+        by_others = ", calibrated by runs of its GPU, software and model" if calibrated else ""
         return paragraphs(
-            "No real run of this study has been told back yet: the numbers above are projections. "
+            "No real run of this study has been told back yet: the numbers above are "
+            f"projections{by_others}. "
             "One measured run of any config of the shortlist narrows the interval of all of them."
         )
     finished = comparisons(facts)
