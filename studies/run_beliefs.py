@@ -1,8 +1,9 @@
 """What is believed of every config that may be run for real, with what told runs taught.
 
 ``ask`` and ``tell`` show the same numbers: throughput and its interval are projections calibrated
-on the runs of the job, which without runs are those of ``foretune project``; the probability to fit
-is that of the projection, moved by measured peaks and by runs that went out of memory.
+on the runs of the job, which without runs are those of ``foretune project``, and with them those of
+``foretune project --calibration`` and ``tune``: memory is moved by measured peaks and by runs that
+went out of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from search.config_pool import ConfigPool
 from search.pool_sampler import Judged
 from search.space import Space
 from specs.config import TrainingConfig
-from studies.real_runs import RealRuns
+from studies.real_runs import FINISHED, AskedRun, RealRuns
 from surrogate.projection import Projections
 
 Floats = NDArray[np.float64]
@@ -38,7 +39,7 @@ class RunBeliefs:
     @property
     def fit_probability(self) -> Floats:
         """Probability that each config fits, shape (n,)."""
-        return self.judged.scores.fit_probability
+        return self.now.fit_probability
 
     @property
     def expected(self) -> Floats:
@@ -46,13 +47,15 @@ class RunBeliefs:
         speed: Floats = self.now.tokens_per_s_per_gpu * self.fit_probability
         return speed
 
-    def peak_gib(self, rows: Sequence[int]) -> Floats:
-        """Peak device memory to expect of some configs, shape (k,)."""
-        peaks: Floats = np.asarray(self.now.device_gib, dtype=np.float64)[list(rows)]
-        memory = self.judged.models.memory
-        if memory is None:
-            return peaks
-        return peaks * memory.factor(self.pool.points.take(list(rows)))
+    def peak_gib(self, row: int, asked: Sequence[AskedRun] = ()) -> float:
+        """Peak device memory to expect of a config, GiB; the last peak of its runs ``asked``, as
+        device memory, where one was measured."""
+        device_gib = float(self.now.device_gib[row])
+        for run in reversed(asked):
+            if run.state == FINISHED and run.peak_gib is not None:
+                read_gib = float(getattr(self.now, f"{run.counter}_gib")[row])
+                return device_gib * run.peak_gib / read_gib
+        return device_gib
 
     def row(self, config: TrainingConfig) -> int:
         """The row of a config that was asked or is the baseline."""
@@ -81,6 +84,6 @@ def run_beliefs(
     return RunBeliefs(
         pool=pool,
         before=runs.job.project(pool.table),
-        now=replace(runs.job, learned=runs.learned()).project(pool.table),
+        now=replace(runs.job, learned=runs.taught()).project(pool.table),
         judged=runs.judged(pool, seed),
     )

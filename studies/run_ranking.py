@@ -123,7 +123,7 @@ def _ranked(beliefs: RunBeliefs, config: TrainingConfig, asked: list[AskedRun]) 
         now=speed,
         interval90=interval,
         peak_gib_before=float(beliefs.before.device_gib[row]),
-        peak_gib=float(beliefs.peak_gib([row])[0]),
+        peak_gib=beliefs.peak_gib(row, asked),
         fit_probability=fits,
         fit_probability_before=float(beliefs.before.fit_probability[row]),
         trust=trust,

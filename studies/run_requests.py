@@ -140,6 +140,9 @@ def ask_runs(
             if not len(affordable):
                 stopped = "no further run fits into the slot"
                 break
+            # Where none is likely to fit, a run is what tells.
+            likely = affordable[beliefs.fit_probability[affordable] >= FIT_PROBABILITY]
+            affordable = likely if len(likely) else affordable
             if requests and judged.is_done:
                 stopped = "no config promises more than the noise of a run"
                 break
@@ -178,7 +181,7 @@ def _first(runs: RealRuns, beliefs: RunBeliefs) -> tuple[int | None, str, str]:
     capacity = runs.job.cluster.gpu.hbm_gib.value
     why = (
         f"the baseline is not asked: it fits with P {fits:.0%} "
-        f"({beliefs.peak_gib([row])[0]:.0f} GiB of {capacity:g})."
+        f"({beliefs.peak_gib(row):.0f} GiB of {capacity:g})."
     )
     rows = beliefs.judged.open_rows
     found = nearest_that_fits(
@@ -200,7 +203,7 @@ def _expected(beliefs: RunBeliefs, row: int, run_s: float, gain: float | None) -
         "tokens_per_s_per_gpu": float(now.tokens_per_s_per_gpu[row]),
         "interval90": [float(now.lo90[row]), float(now.hi90[row])],
         "projected_tokens_per_s_per_gpu": float(beliefs.before.tokens_per_s_per_gpu[row]),
-        "peak_gib": float(beliefs.peak_gib([row])[0]),
+        "peak_gib": beliefs.peak_gib(row),
         "fit_probability": float(beliefs.fit_probability[row]),
         "expected_gain": gain if beliefs.judged.models.incumbent is not None else None,
         "trust": str(now.trust[row]),

@@ -223,3 +223,25 @@ def test_an_oom_that_a_finished_run_refutes_moves_no_memory(loop: Loop) -> None:
     again = loop("tune")
     assert again["baseline"]["projection"]["memory"] == before["memory"]
     assert lean["config"] not in recommended(again)
+
+
+def test_tell_shows_the_memory_of_project_with_its_calibration(loop: Loop) -> None:
+    loop("ask", "--runs", "2", "--slot", "4h")
+    loop("tell", "--run", "0", "--speed", "8100", "--peak", "71")
+    told = loop("tell", "--run", "1", "--oom")
+    calibration = loop.out / "told" / "measured" / "calibration.json"
+    others = [entry for entry in told["ranking"] if entry["run"] is None][:2]
+    assert others
+    for entry in others:
+        axes = [
+            f"--set={name}={value}" for name, value in entry["config"].items()
+            if name in ("tp", "pp", "mbs", "sequence_parallel", "cross_entropy_fusion")
+            or (name.startswith("recompute") and value not in (None, "none", [], 0))
+        ]  # fmt: skip
+        ran = loop.foretune("project", loop.study, *axes, "--calibration", calibration, "--json")
+        assert ran.json["config"] == entry["config"]
+        memory = ran.json["memory"]
+        assert entry["peak_gib"] == pytest.approx(memory["peak_gib"], rel=1e-4)
+        assert entry["fit_probability"] == pytest.approx(memory["fit_probability"], abs=1e-4)
+    asked = loop("ask", "--runs", "1", "--slot", "4h")["runs"]
+    assert all(run["expected"]["fit_probability"] >= 0.5 for run in asked)
