@@ -280,7 +280,7 @@ def _impossible_speeds(used: RunTable, log_errors: Floats) -> dict[int, str]:
         else:
             why = f"beyond reason where {measured[row] / np.exp(log_errors[row]):.3g} are projected"
         found[int(row)] = (
-            f"{measured[row]:,.4g} tokens/s/GPU is {why}; check the unit and the config"
+            f"{measured[row]:,.7g} tokens/s/GPU is {why}; check the unit and the config"
         )
     return found
 
