@@ -325,7 +325,7 @@ def show_result(output: Output, result: Result) -> None:
                     f"together {abs(pair.gain):.1%} {word} than apart: "
                     f"{pair.first}  with  {pair.second}"
                 )
-    output.say("", *result.sensitivity.sentences())
+    output.say("", *(wrapped(line, 2) for line in result.sensitivity.sentences()))
     show_stages(output, best.projection["memory"]["stages"])
     output.table(
         "shortlist, to run for real: 1 is in best.*, number k in shortlist_k.*",
