@@ -28,6 +28,8 @@ STEPS = 10
 """Steps of a run: the first are warm-up, the median of the rest is stable to a few percent."""
 TIME_LIMIT_S = 900.0
 POLL_S = 0.2
+_NO_THREAD = b"cannot allocate memory for thread-local data"
+"""Last words of glibc where memory is at its limit as a thread starts: no exception is raised."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,11 @@ class MeasuredOracle:
         ended = run(Local(), launch, POLL_S)
         if ended.ending is Ending.FINISHED:
             return log_outcome(job, ended.log)
-        if ended.ending is Ending.OUT_OF_MEMORY:
+        if ended.ending is Ending.OUT_OF_MEMORY or (limit and _was_refused_a_thread(ended.log)):
             return Outcome(out_of_memory=True, source=str(ended.log))
         return Outcome(crash=ended.reason, source=str(ended.log))
+
+
+def _was_refused_a_thread(log: Path) -> bool:
+    """Whether a run under a limit of memory ended because a thread found none."""
+    return _NO_THREAD in log.read_bytes()
