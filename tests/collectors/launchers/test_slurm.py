@@ -110,6 +110,9 @@ def test_torchrun_meets_over_two_nodes(tmp_path: Path) -> None:
         "total = torch.ones(1)\n"
         "dist.all_reduce(total)\n"
         "os.write(1, f'ranks {int(total)}\\n'.encode())\n"
+        # A rank that leaves while gloo still talks to another aborts.
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
     )
     given = Launch(name="job", folder=tmp_path / "run", command=("true",), nodes=2, gpus_per_node=1)
     launch = Launch(
