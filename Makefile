@@ -5,6 +5,9 @@ BIN := .venv/bin
 # Python compiles a module when it is first imported; most of what is installed never is.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+# Commands start Python hundreds of times: without its cache each compiles PyTorch's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: tune test lint install install-everything clean
 
 tune: .venv/.installed
