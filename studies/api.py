@@ -28,6 +28,7 @@ from specs.workload import Workload
 from studies.files import name_from
 from studies.inputs import changed, find_input, resolve
 from studies.job import Job
+from studies.start import started
 
 if TYPE_CHECKING:
     from studies.plan.run import PlanResult
@@ -121,7 +122,7 @@ def project(
     """
     from studies.oracles import projection
 
-    job = _job(what, where, axes)
+    job = _job(what, where, axes, as_stated=True)
     reasons = job.why_illegal(job.baseline)
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
@@ -183,7 +184,7 @@ def tune(
     from studies.training import StudyOptions, run_study
 
     folder = Path(out)
-    job = _job(what, where, axes, narrow)
+    job = started(_job(what, where, axes, narrow))
     options = StudyOptions(out=folder, storage=storage, trials=trials, seed=seed)
     result = result_of(run_study(job, options), seed or 0)
     result, files = write_files(result)
@@ -280,6 +281,7 @@ def _job(
     where: Cluster | str | None,
     axes: Mapping[str, Any],
     narrow: Mapping[str, Any] | None = None,
+    as_stated: bool = False,
 ) -> Job:
     settings = {name: str(value) for name, value in axes.items()}
     if not isinstance(what, Workload):
@@ -288,7 +290,7 @@ def _job(
         if isinstance(where, Cluster):
             placed = changed(read_experiment(find_input(str(what))), settings).on(where)
             return Job(placed, where, placed.notes)
-        return resolve(str(what), where, None, settings)
+        return resolve(str(what), where, None, settings, as_stated=as_stated)
     return job_of_workload(what, where, settings, narrow)
 
 
@@ -308,6 +310,7 @@ def job_of_workload(
         workload=what,
         stack=Stack(framework=framework, framework_name=name),
         baseline=TrainingConfig(),
+        stated=frozenset(),
         cluster=place,
         settings=StudySettings(axes=_narrowed(narrow or {})),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,7 @@ from specs.formats.experiment import Experiment
 from specs.formats.reader import NO_WORKLOAD, default_workload, read_experiment
 from specs.gpu import Gpu
 from studies.job import Job
+from studies.start import started
 from surrogate.memory import memory
 
 WORKLOAD_KEYS = {
@@ -67,17 +68,31 @@ def resolve(
     gpu: str | None = None,
     settings: Mapping[str, str] | None = None,
     gpu_file: Path | None = None,
+    pins: Mapping[str, Sequence[Any]] | None = None,
+    as_stated: bool = False,
 ) -> Job:
     """The job that a command line describes.
 
     Without a cluster (given or in the file) it is the fewest whole nodes on which the baseline is
-    legal, and fits where more nodes make it fit. ``gpu_file`` holds GPUs beside the catalog.
+    legal, and fits where more nodes make it fit. The baseline of an input that states no layout is
+    the usual start (``studies.start``); with ``as_stated`` axes that it leaves out are at their
+    default.
+
+    Args:
+        text: a file or a shipped study.
+        cluster, gpu: where, or on what.
+        settings: axis or workload field -> value.
+        gpu_file: GPUs beside the catalog.
+        pins: axis -> the only labels that the study may give it.
+        as_stated: see above.
 
     Raises:
         InputError: a part cannot be used.
     """
     gpus = catalog.read_gpus(gpu_file) if gpu_file else {}
     experiment = changed(read_experiment(find_input(text)), settings or {})
+    experiment = pinned(experiment, pins or {})
+    place = unchanged if as_stated else started
     no_notes: tuple[str, ...] = ()
     if cluster is not None:
         if gpu is not None:
@@ -86,9 +101,9 @@ def resolve(
     elif experiment.cluster is not None and gpu is None:
         chosen, notes = experiment.cluster, no_notes
     else:
-        chosen, notes = smallest_cluster(experiment, gpu, gpus)
+        chosen, notes = smallest_cluster(experiment, gpu, gpus, place)
     placed = experiment.on(chosen)
-    return Job(placed, chosen, (*placed.notes, *notes))
+    return place(Job(placed, chosen, (*placed.notes, *notes)))
 
 
 def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
@@ -121,19 +136,24 @@ def changed(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
         workload=workload,
         notes=notes,
         sequences_per_data_parallel=per_rank,
+        stated=None if experiment.stated is None else experiment.stated | frozenset(axes),
     )
 
 
-def pinned(job: Job, values: Mapping[str, Sequence[Any]]) -> Job:
-    """The job with axes of its study narrowed further: axis -> the only labels it may take.
+def unchanged(job: Job) -> Job:
+    """The job with the baseline as it is stated."""
+    return job
+
+
+def pinned(experiment: Experiment, values: Mapping[str, Sequence[Any]]) -> Experiment:
+    """The experiment with axes narrowed further: axis -> the only labels it may take.
 
     Raises:
         InputError: an axis or a value is not known.
     """
-    settings = job.experiment.settings
+    settings = experiment.settings
     axes = {**settings.axes, **parsed(values)}
-    experiment = replace(job.experiment, settings=replace(settings, axes=axes))
-    return replace(job, experiment=experiment)
+    return replace(experiment, settings=replace(settings, axes=axes))
 
 
 def _workload_value(name: str, value: str) -> Any:
@@ -154,9 +174,14 @@ MOST_GPUS = 2**18
 
 
 def smallest_cluster(
-    experiment: Experiment, gpu: str | None, gpus: Mapping[str, Gpu]
+    experiment: Experiment,
+    gpu: str | None,
+    gpus: Mapping[str, Gpu],
+    place: Callable[[Job], Job],
 ) -> tuple[Cluster, tuple[str, ...]]:
     """The fewest whole nodes on which the baseline is legal, and fits if any size makes it fit.
+
+    ``place`` gives a job the baseline that it has on its cluster.
 
     Raises:
         InputError: no GPU is named, or the baseline is legal on no number of nodes.
@@ -170,7 +195,7 @@ def smallest_cluster(
     legal: list[Cluster] = []
     for count in _node_counts(experiment, chip.gpus_per_node):
         cluster = _nodes(chip, count)
-        placed = Job(experiment.on(cluster), cluster, ())
+        placed = place(Job(experiment.on(cluster), cluster, ()))
         if placed.why_illegal(placed.baseline):
             continue
         legal.append(cluster)
@@ -181,7 +206,7 @@ def smallest_cluster(
         why = "the fewest nodes on which the config is legal; no number of nodes makes it fit"
         return legal[0], (_assumed(legal[0], gpu, why),)
     smallest = _nodes(chip, -(-experiment.min_gpus // chip.gpus_per_node))
-    placed = Job(experiment.on(smallest), smallest, ())
+    placed = place(Job(experiment.on(smallest), smallest, ()))
     because = placed.why_illegal(placed.baseline)
     raise InputError(
         f"the config is legal on no number of {chip.name} nodes; on {smallest.num_nodes}: "

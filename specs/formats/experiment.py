@@ -38,7 +38,8 @@ class Experiment:
     the path hints at, or empty. ``notes`` are sentences about what was assumed, ignored or
     contradictory. ``sequences_per_data_parallel`` is not 0 where the file fixes the batch of one
     data-parallel rank instead of the global batch (torchtitan without ``global_batch_size``): the
-    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``framework_assumed``
+    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``stated`` are the axes
+    of the baseline that the input states; None where it states all of them. ``framework_assumed``
     where the file names no framework: ``on`` takes the usual one of the GPU's vendor. ``source`` is
     the file that exports start from.
     """
@@ -51,6 +52,7 @@ class Experiment:
     gpu: str = ""
     notes: tuple[str, ...] = ()
     sequences_per_data_parallel: int = 0
+    stated: frozenset[str] | None = None
     framework_assumed: bool = False
     settings: StudySettings = field(default_factory=StudySettings)
     source: Path | None = None

@@ -78,6 +78,7 @@ def _experiment(model: Any, path: Path) -> Experiment:
         workload=Workload(model=model, seq_len=DEFAULT_SEQ_LEN, global_batch_size=batch),
         stack=Stack(),
         baseline=TrainingConfig(),
+        stated=frozenset(),
         gpu=gpu_of_path(path),
         notes=default_workload(()),
         framework_assumed=True,

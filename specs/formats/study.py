@@ -124,6 +124,7 @@ def study_of(
         stack=_stack(study, below),
         framework_assumed=study.stack.framework is None and isinstance(below, Model),
         baseline=_baseline(study, below, where),
+        stated=frozenset(study.baseline) if isinstance(below, Model) else None,
         cluster=cluster,
         gpu=below.gpu if isinstance(below, Experiment) else "",
         notes=tuple(notes),

@@ -74,7 +74,8 @@ def project_command(
         return
     if csv is not None or models is not None:
         raise InputError("--csv and --models belong to project --runs R.csv; leave them out.")
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
+    stated = axis_values(settings or [], "--set")
+    job = resolve(source, cluster, gpu, stated, gpu_file, as_stated=True)
     job = calibrated_job(job, calibration)
     output.notes(job.notes)
     reasons = job.why_illegal(job.baseline)

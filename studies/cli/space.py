@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +66,7 @@ def space_command(
     as_json: JsonOption = False,
 ) -> None:
     """The legal configs: how many, with which values, and why another is not one of them."""
-    from search.space import build_space
+    from search.space import Space
     from specs.errors import InfeasibleError
     from studies.cli.project import about, show_job
     from studies.files import checked_file
@@ -79,10 +78,8 @@ def space_command(
     pinned = pinned_values(pins or [])
     if csv_file is not None:
         checked_file(csv_file, "--csv")
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
-    e = job.experiment
-    narrowing: dict[str, Sequence[Any]] = {**e.settings.axes, **pinned}
-    space = build_space(e.workload, job.cluster, e.stack, e.baseline, narrowing, full)
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file, pinned)
+    space = Space.of(job.experiment, job.cluster, full)
     output.notes(job.notes)
     answer = why_not_in(job, space, asked) if asked is not None else None
     if not len(space) and answer is None:

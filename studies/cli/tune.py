@@ -145,7 +145,7 @@ def tune_command(
 
     from studies.calibrating import calibrated_job
     from studies.explanation import best_with, why_not
-    from studies.inputs import pinned, resolve
+    from studies.inputs import resolve
     from studies.outputs import write_files, write_result
     from studies.result import result_of
     from studies.showcase import show_study
@@ -159,8 +159,8 @@ def tune_command(
     if measured:
         profile = profile or PROFILE
     asked = why_values(why) if why else None
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
-    job = pinned(job, pinned_values(pins or []))
+    narrowed = pinned_values(pins or [])
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file, narrowed)
     job = calibrated_job(job, calibration)
     if not as_json:
         show_job(output, job, "baseline")
