@@ -9,7 +9,7 @@ from specs import csv_files
 from specs.files import atomic_text
 from specs.runs import RunTable
 from surrogate.learned import Learned
-from surrogate.projection import Projections, project
+from surrogate.projection import Projections
 from surrogate.run_cases import cases_of
 
 COLUMNS = (
@@ -34,7 +34,7 @@ def projected_rows(table: RunTable, learned: Learned) -> list[Row]:
     rows = {r.row: {"run_id": r.run_id, "error": r.reason} for r in table.refused}
     if len(table):
         cases = cases_of(table)
-        found = project(cases, learned.constants, learned)
+        found = learned.projections_of(table)
         fits = learned.peaks().fit_probability(cases, found.device_gib)
         found = replace(found, fit_probability=fits)
         for index in range(len(table)):

@@ -27,12 +27,13 @@ from surrogate.cases import Cases, Column
 from surrogate.constants import ConstantFile, shipped_constants, write_json
 from surrogate.likeness import signal_sd
 from surrogate.memory_calibration import MemoryFacts
-from surrogate.projection import Corrected, project
+from surrogate.projection import Corrected, Projections, project
 from surrogate.residual import DENSE_NOISE_SD, Prediction, Residual
 from surrogate.run_cases import cases_of
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 from surrogate.step_time import StepTime, step_time
 from surrogate.time_constants import RateDesign, TimeConstants, nudged
-from surrogate.uncertainty import Intervals, correlated_draws, trust_grades
+from surrogate.uncertainty import Intervals, correlated_draws, doubt, trust_grades
 from surrogate.validation import Projected
 
 Floats = NDArray[np.float64]
@@ -137,8 +138,21 @@ class Learned:
         """Tokens/s/GPU of the rows of a table of runs."""
         if not len(table):
             return Projected.empty(0)
-        found = project(cases_of(table), self.constants, self)
+        found = self.projections_of(table)
         return Projected(found.tokens_per_s_per_gpu, found.lo90, found.hi90)
+
+    def projections_of(self, table: RunTable) -> Projections:
+        """Projections of the rows of a table of runs; rows that leave their recomputation open have
+        wider intervals."""
+        cases = cases_of(table)
+        found = project(cases, self.constants, self)
+        value, wider = found.tokens_per_s_per_gpu, doubt(table.is_moe, table.recompute_unknown)
+        highest = value * (found.hi90 / value) ** wider
+        return replace(
+            found,
+            lo90=value * (found.lo90 / value) ** wider,
+            hi90=np.minimum(highest, fastest_tokens_per_s_per_gpu(cases)),
+        )
 
     def calibrated(self, runs: RunTable) -> Learned:
         """The same after these measured runs; runs without measured throughput say nothing."""
@@ -204,12 +218,13 @@ class Learned:
         rehearsal = Rehearsal(everything, len(everything) - len(table))
         like = self.residual.predict(cases)
         log_base = np.log(table.tokens_per_s_per_gpu) - errors
+        wider = doubt(table.is_moe, table.recompute_unknown)
 
         def after(known: Column, rest: Column) -> Projected:
             offset = rehearsal.after(known, rest)
             seen = Prediction(*(getattr(like, f.name)[rest] for f in fields(Prediction)))
             half = self.intervals.half_width(
-                spread(seen, offset), table.is_moe[rest], offset.calibrated
+                wider[rest] * spread(seen, offset), table.is_moe[rest], offset.calibrated
             )
             log_speed = log_base[rest] + offset.mean
             return Projected(np.exp(log_speed), np.exp(log_speed - half), np.exp(log_speed + half))

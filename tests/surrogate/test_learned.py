@@ -33,7 +33,9 @@ from surrogate.likeness import covariance
 from surrogate.projection import project
 from surrogate.residual import Residual
 from surrogate.run_cases import cases_of
+from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 from surrogate.step_time import step_time
+from surrogate.uncertainty import UNSTATED_WIDTH
 from tests.surrogate.learned_cases import runs, study
 
 
@@ -202,3 +204,16 @@ def test_learning_recovers_a_constant_from_runs_that_were_made_with_it() -> None
     learned = learn(replace(table, tokens_per_s_per_gpu=made), start=shipped().constants)
     again = learned.predict(table).value
     assert np.abs(np.log(again / made)).mean() < 0.01
+
+
+def test_a_run_that_leaves_recomputation_open_has_a_wider_interval() -> None:
+    table = runs(1.0, {}, {"model": "mixtral-8x22b", "tp": "1", "ep": "8", "pp": "4"})
+    stated = shipped().projections_of(table)
+    nothing_said = replace(table, recompute_unknown=np.ones(2, dtype=bool))
+    left_open = shipped().projections_of(nothing_said)
+    value = left_open.tokens_per_s_per_gpu
+    assert value == pytest.approx(stated.tokens_per_s_per_gpu)
+    wider = np.log(left_open.lo90 / value) / np.log(stated.lo90 / value)
+    assert wider == pytest.approx(UNSTATED_WIDTH)
+    assert shipped().predict(nothing_said).hi90 == pytest.approx(left_open.hi90)
+    assert (left_open.hi90 <= fastest_tokens_per_s_per_gpu(cases_of(nothing_said))).all()
