@@ -33,8 +33,12 @@ class Cluster(BaseModel):
 
     @property
     def scale_up_gpus(self) -> int:
-        """GPUs reachable over the scale-up links (an NVL72 rack spans many nodes)."""
-        return min(max(self.gpu.scale_up_gpus, self.gpus_per_node), self.num_gpus)
+        """GPUs reachable over the scale-up links: those of a node, unless the GPU's own domain is
+        larger than its usual node (an NVL72 rack) or smaller (two boards of four A100)."""
+        domain, usual_node = self.gpu.scale_up_gpus, self.gpu.gpus_per_node
+        if domain > usual_node:
+            return min(domain, self.num_gpus)
+        return self.gpus_per_node if domain == usual_node else min(domain, self.gpus_per_node)
 
     @property
     def shape(self) -> str:

@@ -83,6 +83,28 @@ def test_bad_own_yaml(content: dict[str, object], word: str) -> None:
         cluster_of(content, "lab.yaml")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "per_node", "stated", "domain"),
+    [
+        ("H100", 2, 8, None, 8),
+        ("H100", 2, 4, None, 4),
+        ("A100-80GB", 2, 16, None, 16),
+        ("A100-80GB", 2, 8, 4, 4),
+        ("A100-80GB", 2, 2, 4, 2),
+        ("GB200", 4, 4, None, 16),
+        ("GB200", 36, 4, None, 72),
+        ("H100", 4, 8, 16, 16),
+    ],
+)
+def test_links_end_at_the_node(
+    gpu: str, nodes: int, per_node: int, stated: int | None, domain: int
+) -> None:
+    """Only a rack's links leave a node, and boards of a node may be domains of their own."""
+    content = {"gpu": gpu, "num_nodes": nodes, "gpus_per_node": per_node}
+    cluster = cluster_of(content | {"overrides": {"scale_up_gpus": stated}}, "test")
+    assert cluster.scale_up_gpus == domain
+
+
 def test_primus_target_cluster(shared: Path) -> None:
     folder = shared / "primus/examples"
     cluster = read_cluster(str(folder / "agents/tuning_agent/target_cluster_mi355x_4nodes.yaml"))
