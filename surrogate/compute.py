@@ -330,6 +330,9 @@ def _add_host(op: Operators, block: Block, is_moe: bool) -> None:
         experts = (rates.host_moe + rates.host_expert * local) * sync_free
         # Graphs of parts of a layer leave out experts, whose shapes change from batch to batch.
         host = host + experts * np.where(stack.full_iteration_graphs, rates.host_graphs, 1.0)
+        # Layers of two microbatches in turns, in parts: more to launch, unless a graph holds it.
+        in_turns = ((op.config.overlap & int(Overlap.EP)) > 0) & ~stack.full_iteration_graphs
+        host = host * np.where(in_turns, rates.host_overlap, 1.0)
         waiting = np.where(_reads_token_counts(op), rates.host_sync * experts, 0.0)
     forward = block.forward.sum(axis=0)
     backward = block.input_gradient.sum(axis=0) + block.weight_gradient.sum(axis=0)

@@ -190,6 +190,15 @@ class TimeRates(Columns):
     host_sync: Annotated[
         Column, share(0.5, 0.5, "assumed: of the experts' host time, where the GPU waits for it")
     ]
+    host_overlap: Annotated[
+        Column,
+        factor(
+            1.5,
+            0.4,
+            "of the host time of an MoE layer whose all-to-all is overlapped",
+            "assumed: Megatron launches the layers of two microbatches in turns, in many parts",
+        ),
+    ]
     host_tp: Annotated[Column, factor(0.13e-3, 0.144, "s a forward layer", _LESSONS)]
     host_backward: Annotated[Column, factor(1.2, 0.072, "of the forward host time", "assumed")]
     host_graphs: Annotated[Column, share(0.4, 0.144, _LESSONS)]

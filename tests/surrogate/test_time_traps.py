@@ -189,6 +189,22 @@ def test_graphs_of_parts_of_a_layer_leave_experts_to_the_host() -> None:
     assert none > parts > 1.2 * whole
 
 
+def test_hiding_all_to_all_gives_the_host_more_to_launch_unless_a_graph_holds_it() -> None:
+    plain = TrainingConfig(ep=8, mbs=1)
+
+    def seconds_of(stack: Stack) -> list[float]:
+        cases = study(
+            plain, plain.changed(overlap=Overlap.EP),
+            model="qwen3-30b-a3b", gpu="B200", num_gpus=8, seq_len=1024, gbs=64, stack=stack,
+        )  # fmt: skip
+        return list(map(float, seconds(cases)))
+
+    alone, overlapped = seconds_of(Stack())
+    assert overlapped > 1.1 * alone
+    alone, overlapped = seconds_of(Stack(cuda_graphs=True, full_iteration_graphs=True))
+    assert overlapped <= alone
+
+
 def test_without_kernel_profiles_gpus_of_equal_peaks_are_equal() -> None:
     config = TrainingConfig(tp=8, sequence_parallel=True)
 
