@@ -41,6 +41,8 @@ from specs.workload import Workload
 Column = NDArray[Any]
 
 CHUNK_ROWS = 1 << 16
+KEPT_FEATURES = 1 << 22
+"""Indices of features that are kept between calls: 32 MiB."""
 CORE_COLUMNS = (
     *("tp", "pp", "vpp", "layout", "cp", "cp_comm", "ep", "etp", "mbs"),
     *("schedule", "microbatch_group", "sequence_parallel"),
@@ -133,14 +135,14 @@ class Space:
         others, yielding = len(self._others), len(self._yielding)
         for g in np.unique(group):
             inside = group == g
-            mine, theirs = (space._features_of(g) // yielding % others for space in (self, other))
+            mine, theirs = self._features_of(g), other._features_of(g) // yielding % others
             place = np.zeros(others, dtype=np.int64)
             place[theirs] = np.arange(len(theirs))
             core, feature = np.divmod(
                 positions[inside] - (self._ends[g] - self._sizes[g]), len(mine)
             )
             first = other._ends[g] - other._sizes[g]
-            found[inside] = first + core * len(theirs) + place[mine[feature]]
+            found[inside] = first + core * len(theirs) + place[mine[feature] // yielding % others]
         return found
 
     def sample(self, count: int, seed: int) -> ConfigTable:
@@ -280,7 +282,7 @@ class Space:
         fact, layers = int(self._groups.facts[group]), int(self._groups.layers[group])
         key = (fact, layers)
         if key not in self._selected:
-            if len(self._selected) > 64:
+            if sum(map(len, self._selected.values())) > KEPT_FEATURES:
                 self._selected.clear()
             chosen = self._chosen[fact]
             usable = (chosen >= 0) & self._counts_usable(layers)[:, None]

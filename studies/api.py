@@ -200,6 +200,7 @@ def plan(
     out: str | Path = "results",
     full: bool | None = None,
     jobs: int | None = None,
+    calibration: str | Path | None = None,
 ) -> PlanResult:
     """Weighs many workloads on many clusters, each pair once: JSON of ``foretune plan`` and more.
 
@@ -209,6 +210,7 @@ def plan(
         full: vary every axis, or the core ones only; None: as the plan says.
         jobs: worker processes; one a core without it. More than one need a main module that can be
             imported (``if __name__ == "__main__":`` in a script).
+        calibration: a file that ``calibrate`` wrote.
 
     Raises:
         InputError: the plan cannot be used.
@@ -217,7 +219,8 @@ def plan(
     from studies.plan.files import find_plan, write_files
     from studies.plan.run import run_plan
 
-    result = run_plan(find_plan(str(what)), Path(out), full, jobs)
+    file = Path(calibration) if calibration else None
+    result = run_plan(find_plan(str(what)), Path(out), full, jobs, calibration=file)
     write_files(result)
     return result
 

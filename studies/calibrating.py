@@ -59,9 +59,11 @@ def calibrated_job(job: Job, path: Path | None) -> Job:
     Raises:
         InputError: the file is no calibration of this version.
     """
-    if path is None:
-        return job
-    learned = calibrated_by(path)
+    return job if path is None else taught_job(job, calibrated_by(path))
+
+
+def taught_job(job: Job, learned: Learned) -> Job:
+    """The job as calibrated, and a note where the calibration has no run of its key."""
     notes = [_unused_by(learned.calibration, job), _ran_out(learned, job)]
     return replace(job, learned=learned, notes=(*job.notes, *(note for note in notes if note)))
 

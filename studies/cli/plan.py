@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from studies.cli.common import JsonOption, OutOption, Output
+from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
     from studies.plan.run import PlanResult
@@ -45,6 +46,7 @@ def plan_command(
     space: SpaceOption = None,
     jobs: JobsOption = None,
     csv_file: CsvOption = None,
+    calibration: CalibrationOption = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> None:
@@ -64,7 +66,7 @@ def plan_command(
         checked_file(csv_file, "--csv")
     plan = find_plan(source)
     full = None if space is None else space == "full"
-    result = run_plan(plan, out, full, jobs, output.progress)
+    result = run_plan(plan, out, full, jobs, output.progress, calibration)
     files = write_files(result, csv_file)
     if as_json:
         output.result({**result.as_json(), "files": [str(path) for path in files]})

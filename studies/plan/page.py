@@ -57,7 +57,7 @@ def _workload(key: str, name: str, rows: list[PlanRow]) -> Markup:
                     f"What training {name} costs over the days that it takes.",
                 )
             )
-    parts.append(table(f"Speed of {name}", SPEED_HEADER, speed_rows(rows), (1, 2, 3, 4, 5)))
+    parts.append(table(f"Speed of {name}", SPEED_HEADER, speed_rows(rows), (1, 3, 4, 5, 6)))
     costs = list(cost_rows(rows))
     if costs:
         parts.append(table(f"Cost of {name}", COST_HEADER, costs, range(1, 8)))
@@ -65,9 +65,10 @@ def _workload(key: str, name: str, rows: list[PlanRow]) -> Markup:
     if said:
         parts.append(bullets(said))
     configs = [
-        (row.pair.cluster, f"{row.pair.num_gpus:,}", row.pair.best.words)
+        (row.pair.cluster, f"{row.pair.num_gpus:,}", best.words)
         for row in rows
-        if row.pair.best
+        for best in (row.pair.best, row.pair.in_bf16)
+        if best
     ]
     if configs:
         parts.append(table(f"Best configs of {name}", ("cluster", "GPUs", "config"), configs, (1,)))

@@ -6,20 +6,24 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from search.ranking import rank
 from search.space import Space
+from specs.choices import Precision
 from specs.config import AXES, ConfigTable, TrainingConfig
 from specs.errors import InputError
 from specs.formats.plan import PlanCluster, PlanWorkload
+from studies.calibrating import calibrated_by, taught_job
 from studies.job import Job
-from studies.oracles import data_fingerprint
+from studies.oracles import data_fingerprint, learned_fingerprint
 from studies.wording import describe
+from surrogate.learned import Learned
 from surrogate.uncertainty import TRUST
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 State = Literal["best", "does not fit", "illegal", "bad input"]
 
 
@@ -28,6 +32,7 @@ class Best:
     """The config of the highest expected throughput of a pair, as projected."""
 
     config: Mapping[str, Any]
+    precision: str
     words: str
     tokens_per_s_per_gpu: float
     interval90: tuple[float, float]
@@ -40,6 +45,7 @@ class Best:
 class PairResult:
     """What is known of a pair; ``best`` is None where ``why`` says what stands in the way.
 
+    ``in_bf16`` is the best in bf16 where the best is in another format and the axes allow it.
     ``missing_gib`` is what the leanest config needs beyond the GPU's memory where none fits.
     ``notes`` are weak points and what was assumed, one sentence each.
     """
@@ -52,6 +58,7 @@ class PairResult:
     inputs_hash: str
     state: State
     best: Best | None = None
+    in_bf16: Best | None = None
     why: str = ""
     missing_gib: float | None = None
     legal: int = 0
@@ -72,21 +79,25 @@ class PairResult:
         fields = dict(content)
         if fields.pop("schema_version") != SCHEMA_VERSION:
             raise ValueError("another version")
-        best = fields.pop("best")
         fields["notes"] = tuple(fields["notes"])
-        if best is not None:
-            low, high = best["interval90"]
-            best = Best(**{**best, "interval90": (low, high)})
-        return cls(best=best, **fields)
+        for name in ("best", "in_bf16"):
+            if fields[name] is not None:
+                low, high = fields[name]["interval90"]
+                fields[name] = Best(**{**fields[name], "interval90": (low, high)})
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is to be projected; plain data that a worker process receives."""
+    """What is to be projected; plain data that a worker process receives.
+
+    ``calibration`` is a file that ``foretune calibrate`` wrote, None where there is none.
+    """
 
     workload: PlanWorkload
     cluster: PlanCluster
     full: bool
+    calibration: Path | None = None
 
     @property
     def label(self) -> str:
@@ -101,7 +112,10 @@ class Pair:
             InputError: the workload cannot be used, here or at all.
         """
         experiment = self.workload.on(self.cluster.cluster)
-        return Job(experiment, self.cluster.cluster, experiment.notes)
+        job = Job(experiment, self.cluster.cluster, experiment.notes)
+        if self.calibration is None:
+            return job
+        return taught_job(job, _learned(self.calibration, self.calibration.stat().st_mtime_ns))
 
     def inputs_hash(self) -> str:
         """A hash of everything that the outcome depends on; prices and tokens are no part of it."""
@@ -114,7 +128,8 @@ class Pair:
             "schema": SCHEMA_VERSION,
         }
         try:
-            e = self.job().experiment
+            job = self.job()
+            e = job.experiment
         except InputError as error:
             inputs["refused"] = str(error)
         else:
@@ -124,6 +139,7 @@ class Pair:
                 "stack": e.stack.model_dump(mode="json"),
                 "baseline": e.baseline.as_labels(),
                 "axes": {name: [AXES[name].label(v) for v in values] for name, values in axes},
+                "learned": learned_fingerprint(job),
             }
         text = json.dumps(inputs, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -167,8 +183,25 @@ def evaluate(pair: Pair, inputs_hash: str) -> PairResult:
         missing = ranking.missing_gib
         return PairResult(**about, state="does not fit", why=why, missing_gib=missing)
     config = ranking.table.config(0)
-    best = _best(job, config, bool(pair.cluster.hypothetical))
-    return PairResult(**about, state="best", best=best, notes=_notes(job, config, pair))
+    hypothetical = bool(pair.cluster.hypothetical)
+    best = _best(job, config, hypothetical)
+    plain = _in_bf16(job, space, config)
+    return PairResult(
+        **about,
+        state="best",
+        best=best,
+        in_bf16=_best(job, plain, hypothetical) if plain else None,
+        notes=_notes(job, config, pair),
+    )
+
+
+def _in_bf16(job: Job, space: Space, best: TrainingConfig) -> TrainingConfig | None:
+    """The best config in bf16, where the best is in another format and one in bf16 fits."""
+    if best.precision is Precision.BF16 or Precision.BF16 not in space.axes["precision"]:
+        return None
+    plain = space.narrowed_to({"precision": (Precision.BF16,)})
+    ranking = rank(plain, job, job.cluster.gpu.hbm_gib.value, keep=1, within=0.0)
+    return ranking.table.config(0) if len(ranking) else None
 
 
 def _best(job: Job, config: TrainingConfig, hypothetical: bool) -> Best:
@@ -178,6 +211,7 @@ def _best(job: Job, config: TrainingConfig, hypothetical: bool) -> Best:
         trust = min(trust, "extrapolated", key=TRUST.index)
     return Best(
         config=config.as_labels(),
+        precision=config.precision.label,
         words=describe(config),
         tokens_per_s_per_gpu=float(seen.tokens_per_s_per_gpu[0]),
         interval90=(float(seen.lo90[0]), float(seen.hi90[0])),
@@ -213,6 +247,12 @@ def fewest_gpus_a_replica(batch: int, gpus: int) -> int:
     return next(
         width for width in range(1, gpus + 1) if gpus % width == 0 and batch % (gpus // width) == 0
     )
+
+
+@lru_cache(maxsize=1)
+def _learned(calibration: Path, _time_ns: int) -> Learned:
+    """What a calibration taught, read once by each process as long as the file stays as it is."""
+    return calibrated_by(calibration)
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 
 from specs.errors import InfeasibleError, InputError
 from specs.formats.plan import Plan
+from studies.calibrating import calibrated_by
 from studies.files import (
     checked_folder,
     name_from,
@@ -85,6 +86,7 @@ def run_plan(
     full: bool | None = None,
     jobs: int | None = None,
     progress: Progress = silent,
+    calibration: Path | None = None,
 ) -> PlanResult:
     """Projects every pair that is not known yet; a killed plan goes on where it stopped.
 
@@ -94,15 +96,19 @@ def run_plan(
         full: vary every axis, or the core ones only; None: as the plan says.
         jobs: worker processes; None: one a core.
         progress: of the pairs.
+        calibration: a file that ``foretune calibrate`` wrote.
 
     Raises:
-        InputError: a folder cannot be written, or a worker was killed.
+        InputError: a folder cannot be written, the file is no calibration of this version, or a
+            worker was killed.
         InfeasibleError: no config runs on any pair; says what is nearest.
     """
     checked_folder(out)
+    if calibration is not None:
+        calibrated_by(calibration)
     folder = study_folder(out, name_from(plan.name))
     form = plan.settings.space == "full" if full is None else full
-    pairs = [Pair(w, c, form) for w in plan.workloads for c in plan.clusters]
+    pairs = [Pair(w, c, form, calibration) for w in plan.workloads for c in plan.clusters]
     store = _Store(folder / "pairs")
     known, missing = store.known(pairs)
     with progress("pairs", len(pairs)) as advance:

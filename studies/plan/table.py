@@ -14,7 +14,7 @@ from studies.plan.pair import PairResult
 from studies.plan.run import PlanResult, PlanRow
 from studies.wording import wrapped
 
-SPEED_HEADER = ("cluster", "GPUs", "tokens/s/GPU", "90%", "P(fits)", "scaling", "trust")
+SPEED_HEADER = ("cluster", "GPUs", "format", "tokens/s/GPU", "90%", "P(fits)", "scaling", "trust")
 MOST_PLACES = 6
 """Clusters that a remark names; of more it says how many."""
 COST_HEADER = ("cluster", "GPUs", "days", "90%", "GPU-days", "USD", "MWh", "in time")
@@ -43,7 +43,9 @@ def remarks(rows: Iterable[PlanRow]) -> Iterator[str]:
 
 def config_lines(rows: Iterable[PlanRow]) -> Iterator[str]:
     """The best configs, each once behind where it is best, in lines of 80 columns."""
-    found = ((row.pair, row.pair.best.words) for row in rows if row.pair.best)
+    found = (
+        (row.pair, best.words) for row in rows for best in (row.pair.best, row.pair.in_bf16) if best
+    )
     for config, where in _places(found).items():
         yield wrapped(f"  {', '.join(where)}: {config}", 4)
 
@@ -60,23 +62,27 @@ def _places(said: Iterable[tuple[PairResult, str]]) -> dict[str, list[str]]:
 
 
 def speed_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:
-    """Cells of the projected speed of the pairs of one workload."""
+    """Cells of the projected speed of the pairs of one workload.
+
+    A pair has a row of its best and, where that is not in bf16, one of the best in bf16.
+    """
     for row in rows:
-        best = row.pair.best
         head = (row.pair.cluster, f"{row.pair.num_gpus:,}")
-        if best is None:
-            yield (*head, "-", row.pair.state, "", "", "")
-            continue
-        low, high = best.interval90
+        if row.pair.best is None:
+            yield (*head, "", "-", row.pair.state, "", "", "")
         scaling = "" if row.scaling is None else f"{row.scaling:.0%}"
-        yield (
-            *head,
-            f"{best.tokens_per_s_per_gpu:,.0f}",
-            f"{low:,.0f} to {high:,.0f}",
-            f"{best.fit_probability:.0%}",
-            scaling,
-            best.trust,
-        )
+        for best, scales in ((row.pair.best, scaling), (row.pair.in_bf16, "")):
+            if best is not None:
+                low, high = best.interval90
+                yield (
+                    *head,
+                    best.precision,
+                    f"{best.tokens_per_s_per_gpu:,.0f}",
+                    f"{low:,.0f} to {high:,.0f}",
+                    f"{best.fit_probability:.0%}",
+                    scales,
+                    best.trust,
+                )
 
 
 def cost_rows(rows: list[PlanRow]) -> Iterator[tuple[Any, ...]]:
@@ -136,7 +142,7 @@ def write_csv(result: PlanResult, path: Path) -> Path:
 
 
 def _record(row: PlanRow) -> dict[str, Any]:
-    pair, best, spent = row.pair, row.pair.best, row.cost
+    pair, best, plain, spent = row.pair, row.pair.best, row.pair.in_bf16, row.cost
     return {
         "workload": pair.workload,
         "cluster": pair.cluster,
@@ -144,6 +150,7 @@ def _record(row: PlanRow) -> dict[str, Any]:
         "num_nodes": pair.num_nodes,
         "num_gpus": pair.num_gpus,
         "state": pair.state,
+        "precision": best and best.precision,
         "tokens_per_s_per_gpu": best and best.tokens_per_s_per_gpu,
         "lo90": best and best.interval90[0],
         "hi90": best and best.interval90[1],
@@ -163,6 +170,8 @@ def _record(row: PlanRow) -> dict[str, Any]:
         "missing_gib": pair.missing_gib,
         "legal_configs": pair.legal,
         "config": best and best.words,
+        "bf16_tokens_per_s_per_gpu": plain and plain.tokens_per_s_per_gpu,
+        "bf16_config": plain and plain.words,
         "why": pair.why,
         "notes": " ".join(pair.notes),
     }

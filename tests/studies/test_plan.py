@@ -311,6 +311,7 @@ def test_a_batch_that_does_not_divide_needs_wider_replicas(
 def test_kept_results_are_read_back() -> None:
     best = Best(
         config={"tp": 1},
+        precision="fp8",
         words="tp=1",
         tokens_per_s_per_gpu=2.0,
         interval90=(1.0, 3.0),
@@ -327,6 +328,7 @@ def test_kept_results_are_read_back() -> None:
         inputs_hash="0",
         state="best",
         best=best,
+        in_bf16=replace(best, precision="bf16"),
         notes=("x",),
     )
     assert PairResult.from_json(json.loads(json.dumps(result.as_json()))) == result
@@ -338,3 +340,62 @@ def test_kept_results_are_read_back() -> None:
 )
 def test_quantities_are_short(value: float, text: str) -> None:
     assert brief(value) == text
+
+
+ROW = (
+    "run_id,model,gpu,num_gpus,gpus_per_node,framework,precision,seq_len,gbs,mbs,tp,pp,recompute,"
+    "tokens_per_s_per_gpu\n"
+    "r1,llama3.1-8b,H100,8,8,Megatron-LM,bf16,4096,128,1,2,1,none,{speed}\n"
+)
+
+
+def _calibration(folder: Path, foretune: Foretune, speed: float) -> Path:
+    runs, out = folder / "runs.csv", folder / f"c{speed:g}.json"
+    runs.write_text(ROW.format(speed=speed))
+    assert foretune("calibrate", "--runs", runs, "--out", out).code == 0
+    return out
+
+
+def test_every_row_names_its_format_and_bf16_stands_beside_eight_bit(
+    tmp_path: Path, foretune: Foretune
+) -> None:
+    path = _write(
+        tmp_path / "p.yaml",
+        workloads={
+            "8B": {**PLAN["workloads"]["8B"], "axes": {**AXES, "precision": ["bf16", "fp8"]}}
+        },
+        clusters={"H100": {"gpu": "H100", "num_nodes": 1}},
+        space="full",
+    )
+    found = foretune("plan", path, "--out", tmp_path / "out", "--jobs", 1, "--json").json
+    pair = found["pairs"][0]
+    assert pair["best"]["precision"] == "fp8"
+    assert pair["in_bf16"]["precision"] == pair["in_bf16"]["config"]["precision"] == "bf16"
+    assert pair["in_bf16"]["tokens_per_s_per_gpu"] < pair["best"]["tokens_per_s_per_gpu"]
+    words = foretune("plan", path, "--out", tmp_path / "out").out
+    table = [line.split() for line in words.splitlines() if line.startswith("H100")]
+    assert [row[2] for row in table[:2]] == ["fp8", "bf16"]
+    (row,) = csv.DictReader((tmp_path / "out" / "small" / "plan.csv").open())
+    assert (row["precision"], bool(row["bf16_tokens_per_s_per_gpu"])) == ("fp8", True)
+
+
+def test_a_calibration_moves_the_pairs_that_it_has_runs_of(
+    tmp_path: Path, foretune: Foretune
+) -> None:
+    path = _write(tmp_path / "p.yaml", clusters={"H100": {"gpu": "H100", "num_nodes": 1}})
+    options = ("--out", tmp_path / "out", "--jobs", 1, "--json")
+
+    def speed(*more: object) -> float:
+        pair = foretune("plan", path, *options, *more).json["pairs"][0]
+        return float(pair["best"]["tokens_per_s_per_gpu"])
+
+    plain = speed()
+    slow = _calibration(tmp_path, foretune, 4000)
+    again = foretune("plan", path, *options, "--calibration", slow).json
+    assert again["changed"] == 1, "what was known without the calibration does not stand for it"
+    assert again["pairs"][0]["best"]["tokens_per_s_per_gpu"] < 0.9 * plain
+    assert speed("--calibration", slow) < 0.9 * plain
+    for missing in (tmp_path / "no.json", path):
+        bad = foretune("plan", path, *options, "--calibration", missing)
+        assert bad.code == 2
+        assert bad.err.count("\n") == 1
