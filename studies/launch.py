@@ -12,7 +12,7 @@ from collectors.trainer.settings import flags
 from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.formats.megatron import arguments, environment
-from specs.formats.primus.writer import write_overlay
+from specs.formats.primus.writer import is_from_primus, write_overlay
 from specs.text import comment_lines
 from studies.files import write_atomically
 from studies.job import Job
@@ -79,7 +79,8 @@ def _primus(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...])
     # A YAML sets no environment, so it says what must be set; the scripts export it themselves.
     variables = _env(job, config)
     needed = (f"{name}={value} must be set in the environment." for name, value in variables)
-    write_overlay(path, job.experiment, config, (*head, *needed))
+    theirs = () if is_from_primus(job.experiment) else left_to_the_user(job)
+    write_overlay(path, job.experiment, config, (*head, *needed, *theirs))
 
 
 def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:
@@ -89,7 +90,7 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
         *comment_lines(head),
         "# Run on every node from a Megatron-LM checkout, with NODE_RANK and MASTER_ADDR set; add",
         "# --train-iters, --lr, data, tokenizer and checkpoints, or --mock-data, after its name.",
-        *_left_to_the_user(job),
+        *comment_lines(left_to_the_user(job)),
         "set -euo pipefail",
         *(f"export {name}={shlex.quote(value)}" for name, value in _env(job, config)),
         "CONFIG=(",
@@ -104,14 +105,18 @@ def _megatron(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...
     path.chmod(0o755)
 
 
-def _left_to_the_user(job: Job) -> tuple[str, ...]:
-    """What the catalog does not know of a model, as comments: it changes training, not speed."""
+def left_to_the_user(job: Job) -> tuple[str, ...]:
+    """What is not known of a model, one sentence each: it changes training, not speed."""
     model = job.experiment.workload.model
-    if model.rotary_base is None and not model.learned_positions:
-        return (
-            "# The rotary base, its scaling and the norm epsilon are Megatron's: state your own.",
-        )
-    return ()
+    if model.learned_positions:
+        return ()
+    known = {"rotary base": model.rotary_base, "norm epsilon": model.norm_epsilon}
+    defaults = [name for name, value in known.items() if value is None]
+    scaling = "No scaling of the rotary frequencies is written: state that of the model, if any."
+    if not defaults:
+        return (scaling,)
+    verb = "are" if len(defaults) > 1 else "is"
+    return (f"The {' and the '.join(defaults)} {verb} Megatron's: state your own.", scaling)
 
 
 def _reference_trainer(job: Job, config: TrainingConfig, path: Path, head: tuple[str, ...]) -> None:

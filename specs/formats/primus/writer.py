@@ -57,14 +57,26 @@ def write_experiment(experiment: Experiment, config: TrainingConfig) -> dict[str
             Primus checkout does not know a key and would drop it.
     """
     written = overlay(config, experiment.workload, experiment.stack)
-    source = experiment.source
-    if source is not None and source.suffix in (".yaml", ".yml"):
-        content = read_chain(source)
-        if is_primus(content):
-            return _over(content, source, written)
+    source, content = experiment.source, _own_yaml(experiment)
+    if source is not None and content is not None:
+        return _over(content, source, written)
     if experiment.stack.framework not in (Framework.PRIMUS, Framework.MEGATRON):
         raise InputError(f"Primus does not run {experiment.stack.framework_name}.")
     return _alone(experiment, config, written)
+
+
+def _own_yaml(experiment: Experiment) -> dict[str, Any] | None:
+    """The Primus YAML that an experiment was read from; None where it is from another file."""
+    source = experiment.source
+    if source is None or source.suffix not in (".yaml", ".yml"):
+        return None
+    content = read_chain(source)
+    return content if is_primus(content) else None
+
+
+def is_from_primus(experiment: Experiment) -> bool:
+    """Whether an experiment is written over a Primus YAML of its own."""
+    return _own_yaml(experiment) is not None
 
 
 def _over(content: dict[str, Any], source: Path, written: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +148,34 @@ def write_overlay(
     Raises:
         InputError: see ``write_experiment``, or the file cannot be written.
     """
-    write_yaml(path, write_experiment(experiment, config), comments)
+    content = write_experiment(experiment, config)
+    source = experiment.source if is_from_primus(experiment) else None
+    write_yaml(path, content, (*comments, *_not_for_training(content, source)))
+
+
+_NOT_FOR_TRAINING = {
+    "mock_data": "tokens are made up, which measures speed and trains nothing; give your data",
+    "moe_router_force_load_balancing": "experts get equal shares of the tokens whatever the router "
+    "says, which measures speed; leave it out to train",
+}
+"""Switches of Primus that benchmarks set and a training must not, and what they do."""
+
+
+def _not_for_training(content: Mapping[str, Any], source: Path | None) -> list[str]:
+    """A sentence for each switch of an experiment that is on and must be off to train."""
+    found = _switched_on(fill_environment(dict(content), str(source or "the experiment")))
+    where = f", as in {source.name}" if source else ""
+    return [
+        f"{key} is on{where}: {what}." for key, what in _NOT_FOR_TRAINING.items() if key in found
+    ]
+
+
+def _switched_on(content: Any) -> set[str]:
+    """Keys anywhere in a mapping that are true."""
+    if not isinstance(content, Mapping):
+        return set()
+    own = {str(key) for key, value in content.items() if value is True}
+    return own.union(*(_switched_on(value) for value in content.values()))
 
 
 def write_yaml(path: Path, content: Mapping[str, Any], comments: tuple[str, ...] = ()) -> None:
