@@ -40,8 +40,10 @@ from specs.run_words import (
     WITHOUT_MTP,
     Words,
     default_dispatcher,
+    default_graphs,
     default_imbalance,
     default_overlap,
+    dispatches_behind,
     fuses_loss,
     read_words,
     scales_by_row,
@@ -120,11 +122,13 @@ def read_row(
         row.get("source_date", ""),
         row.get("notes", ""),
     )
+    if default_graphs(stack, gpu, words.capacity_factor):
+        stack = stack.model_copy(update={"cuda_graphs": True})
     if not row.get("framework"):
         defaults["framework"] += 1
     sizes = _sizes(row, defaults)
     if _is_dispatched(row):
-        sizes["ep"] = _dispatching_ranks(model, gpu, sizes)
+        sizes["ep"] = _dispatching_ranks(model, gpu, stack, sizes)
     cluster = _cluster(row, gpu, sizes["num_gpus"], words, defaults)
     kind = TrainingKind.parse(row["kind"]) if row.get("kind") else words.kind
     workload = Workload(
@@ -284,9 +288,14 @@ def _is_dispatched(row: dict[str, str]) -> bool:
     return not row.get("ep") and row.get("moe_dispatcher", "") in _BETWEEN_RANKS
 
 
-def _dispatching_ranks(model: Model, gpu: Gpu, sizes: dict[str, int]) -> int:
-    """EP of a row that says how tokens are dispatched, not among how many: the GPUs of a node."""
-    ranks = gcd(gpu.gpus_per_node, sizes["num_gpus"] // (sizes["etp"] * sizes["pp"]))
+def _dispatching_ranks(model: Model, gpu: Gpu, stack: Stack, sizes: dict[str, int]) -> int:
+    """EP of a row that says how tokens are dispatched, not among how many: the GPUs of a node.
+
+    AutoModel's recipes spread experts over all that FSDP does (examples/benchmark/configs).
+    """
+    replica = sizes["num_gpus"] // (sizes["etp"] * sizes["pp"])
+    over_all = "automodel" in stack.framework_name.lower()
+    ranks = replica if over_all else gcd(gpu.gpus_per_node, replica)
     return gcd(ranks, model.num_experts) if model.is_moe else 1
 
 
@@ -352,8 +361,11 @@ def _config(
     schedule, vpp = _schedule(row, sizes["pp"], sizes["vpp"], words, defaults)
     recompute, unknown = _recompute(row, family, defaults)
     layers = _whole(row, "recompute_layers", 0, smallest=0)
-    overlap = _overlap(row, default_overlap(stack, sharding, sizes["tp"], sequence_parallel),
-                       words, defaults)  # fmt: skip
+    usual = default_overlap(stack, sharding, sizes["tp"], sequence_parallel)
+    if model.is_moe and dispatches_behind(stack, gpu, words.capacity_factor):
+        usual |= Overlap.EP
+    overlap = _overlap(row, usual, words, defaults)
+    dispatcher = default_dispatcher(stack, gpu, words.capacity_factor)
     modules = row.get("recompute_modules") or words.recompute_modules
     layout = row.get("layout") or words.layout
     config = TrainingConfig(
@@ -371,9 +383,7 @@ def _config(
         recompute_method=_method(row, recompute, layers),
         recompute_layers=(layers or 1) if recompute is Recompute.FULL else 0,
         recompute_modules=_modules(recompute, modules),
-        moe_dispatcher=_choice(
-            row, "moe_dispatcher", MoeDispatcher, default_dispatcher(stack, gpu), defaults
-        ),
+        moe_dispatcher=_choice(row, "moe_dispatcher", MoeDispatcher, dispatcher, defaults),
         sync_free_stage=_whole(row, "sync_free_stage", words.sync_free_stage, smallest=0),
         precision=precision,
         sharding=sharding,

@@ -337,18 +337,46 @@ def default_imbalance(model: Model, stack: Stack, kind: TrainingKind) -> float:
     return NATURAL_IMBALANCE if model.is_moe and tunes else 1.0
 
 
-def default_dispatcher(stack: Stack, gpu: Gpu) -> MoeDispatcher:
+def default_dispatcher(stack: Stack, gpu: Gpu, capacity_factor: float = 0.0) -> MoeDispatcher:
     """How the recipes of a release dispatch tokens where the run does not say.
 
-    Megatron-Bridge performance recipes (tags v0.2.0 to v0.6.0) use HybridEP on NVL72 from container
-    25.11 on and on every Blackwell GPU from 26.02 on; before, and elsewhere, all-to-all.
+    Megatron-Bridge performance recipes: in container 25.09 (tag v0.1.0, run_script.py) DeepEP where
+    Hopper drops no tokens; later (tags v0.2.0 to v0.6.0) HybridEP on NVL72 from 25.11 on and on
+    every Blackwell GPU from 26.02 on; else all-to-all.
     """
     if stack.framework is not Framework.MEGATRON_BRIDGE:
         return MoeDispatcher.ALLTOALL
-    release = tuple(int(part) for part in re.findall(r"\d+", stack.version)[:2])
+    if dispatches_behind(stack, gpu, capacity_factor):
+        return MoeDispatcher.DEEPEP
     since = (25, 11) if gpu.scale_up_gpus > gpu.gpus_per_node else (26, 2)
     blackwell = gpu.architecture.startswith("blackwell")
-    return MoeDispatcher.HYBRIDEP if blackwell and release >= since else MoeDispatcher.ALLTOALL
+    hybrid = blackwell and _container(stack) >= since
+    return MoeDispatcher.HYBRIDEP if hybrid else MoeDispatcher.ALLTOALL
+
+
+def dispatches_behind(stack: Stack, gpu: Gpu, capacity_factor: float) -> bool:
+    """Whether the recipes of a release hide the exchange of experts behind another microbatch.
+
+    Megatron-Bridge's of container 25.09 do where Hopper drops no tokens (tag v0.1.0,
+    run_script.py: DeepEP and A2A_1F1B); those of later ones say it.
+    """
+    first = stack.framework is Framework.MEGATRON_BRIDGE and _container(stack) == (25, 9)
+    return first and gpu.architecture == "hopper" and capacity_factor == 0
+
+
+def default_graphs(stack: Stack, gpu: Gpu, capacity_factor: float) -> bool:
+    """Whether the recipes of a release capture layers in CUDA graphs where the run does not say.
+
+    Megatron-Bridge's of container 25.09 do where Blackwell drops tokens (tag v0.1.0,
+    scripts/performance/configs, ``cuda_graphs``); those of later ones say it.
+    """
+    first = stack.framework is Framework.MEGATRON_BRIDGE and _container(stack) == (25, 9)
+    return first and gpu.architecture.startswith("blackwell") and capacity_factor > 0
+
+
+def _container(stack: Stack) -> tuple[int, ...]:
+    """Year and month by which a release is named; empty where it is not."""
+    return tuple(int(part) for part in re.findall(r"\d+", stack.version)[:2])
 
 
 def default_overlap(stack: Stack, sharding: Sharding, tp: int, sequence_parallel: bool) -> Overlap:

@@ -328,8 +328,10 @@ def _add_host(op: Operators, block: Block, is_moe: bool) -> None:
         sync_free = np.where(op.config.sync_free_stage >= 2, 0.5, 1.0)
         local = op.model.num_experts / op.config.ep
         experts = (rates.host_moe + rates.host_expert * local) * sync_free
-        # Graphs of parts of a layer leave out experts, whose shapes change from batch to batch.
-        host = host + experts * np.where(stack.full_iteration_graphs, rates.host_graphs, 1.0)
+        # Graphs of layers leave out experts whose shapes change from batch to batch.
+        padded = op.cases.workload.capacity_factor > 0
+        captured = stack.full_iteration_graphs | (stack.cuda_graphs & padded)
+        host = host + experts * np.where(captured, rates.host_graphs, 1.0)
         # Layers of two microbatches in turns, in parts: more to launch, unless a graph holds it.
         in_turns = ((op.config.overlap & int(Overlap.EP)) > 0) & ~stack.full_iteration_graphs
         host = host * np.where(in_turns, rates.host_overlap, 1.0)

@@ -219,6 +219,27 @@ def test_a_dispatcher_that_is_not_stated_is_that_of_the_recipes() -> None:
     assert table.config.moe_dispatcher.tolist() == [plain, fused, fused, plain, plain, plain]
 
 
+def test_recipes_of_25_09_capture_what_blackwell_drops_and_hide_what_hopper_does_not() -> None:
+    bridge = {
+        "framework": "Megatron-Bridge", "model": "qwen3-30b-a3b", "gpu": "B200", "ep": "8",
+        "tp": "1", "pp": "1", "dp": "", "etp": "1", "framework_version": "25.09",
+    }  # fmt: skip
+    drops = {"notes": "(tokendrop)"}
+    table = read(
+        bridge | drops,
+        bridge,
+        bridge | drops | {"framework_version": "25.11"},
+        bridge | drops | {"gpu": "H100-SXM"},
+        bridge | {"gpu": "H100-SXM"},
+        bridge | {"gpu": "H100-SXM", "framework_version": "25.11"},
+    )
+    assert [s.cuda_graphs for s in table.stacks] == [True, False, False, False, False, False]
+    hidden = (table.config.overlap & int(Overlap.EP)) > 0
+    assert hidden.tolist() == [False, False, False, False, True, False]
+    fused = table.config.moe_dispatcher == int(MoeDispatcher.DEEPEP)
+    assert fused.tolist() == hidden.tolist()
+
+
 def test_fsdp_that_keeps_parameters_gathered_overlaps_as_well() -> None:
     table = read(
         {"framework": "llm-foundry (PyTorch FSDP)", "sharding": "zero2"},
@@ -283,8 +304,10 @@ def test_a_dispatcher_between_ranks_implies_expert_parallelism() -> None:
         row | {"moe_dispatcher": "deepep", "ep": "4"},
         row | {"moe_dispatcher": "alltoall"},
         row | {"moe_dispatcher": "deepep", "model": "llama3-8b"},
+        row | {"moe_dispatcher": "deepep", "model": "gpt-oss-120b", "num_gpus": "64"},
+        row | {"moe_dispatcher": "deepep", "num_gpus": "64", "framework": "Primus-Megatron"},
     )
-    assert table.config.ep.tolist() == [8, 4, 1, 1]
+    assert table.config.ep.tolist() == [8, 4, 1, 1, 64, 8]
 
 
 def test_megascale_trains_parallel_blocks_and_hides_tensor_parallelism() -> None:

@@ -189,6 +189,22 @@ def test_graphs_of_parts_of_a_layer_leave_experts_to_the_host() -> None:
     assert none > parts > 1.2 * whole
 
 
+def test_graphs_of_layers_hold_experts_of_equal_size() -> None:
+    config = TrainingConfig(ep=8)
+
+    def host(capacity_factor: float, stack: Stack) -> float:
+        cases = study(
+            config, model="qwen3-30b-a3b", gpu="B200", num_gpus=8, seq_len=1024, gbs=64,
+            stack=stack, capacity_factor=capacity_factor,
+        )  # fmt: skip
+        return float(part(cases, "host")[0])
+
+    layers = Stack(cuda_graphs=True)
+    whole = Stack(cuda_graphs=True, full_iteration_graphs=True)
+    assert host(1.0, layers) == pytest.approx(host(1.0, whole))
+    assert host(0.0, layers) > 1.2 * host(0.0, whole)
+
+
 def test_hiding_all_to_all_gives_the_host_more_to_launch_unless_a_graph_holds_it() -> None:
     plain = TrainingConfig(ep=8, mbs=1)
 
