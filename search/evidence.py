@@ -20,6 +20,7 @@ from search.gaussian_process import Points, Prior
 from search.memory_residual import MEMORY_PRIOR, with_sd
 from search.pool import Belief, Pool
 from search.transfer import Source, with_sources
+from surrogate.memory_jobs import contradicts
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -299,6 +300,15 @@ def _combined(units: list[Floats], weights: Floats) -> Floats:
     return combined
 
 
+def _refuted(needed_gib: Floats, seen: Seen, capacity_gib: float) -> NDArray[np.bool_]:
+    """OOMs that say nothing of memory: a run that is projected to need no less finished."""
+    failed = seen.side == 1
+    finished = ~failed & (seen.measured_gib <= capacity_gib)
+    most_gib = needed_gib[finished].max(initial=0.0)
+    refuted: NDArray[np.bool_] = failed & contradicts(most_gib, needed_gib)
+    return refuted
+
+
 def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] = ()) -> Evidence:
     """Everything that the models are fitted to."""
     observed, value = model.observed, model.value
@@ -310,6 +320,8 @@ def evidence_of(pool: Pool, seen: Seen, model: Model, sources: Sequence[Source] 
     if model.log_share is not None and belief is not None and belief.memory_gib is not None:
         memory_points, side = seen.memory.located(pool), seen.side
         residual = np.log(seen.measured_gib / belief.memory_gib)
+        kept = ~_refuted(belief.memory_gib, seen, pool.capacity_gib or np.inf)
+        memory_points, residual, side = memory_points.take(kept), residual[kept], side[kept]
         if belief.memory_log_sd is not None:
             prior = with_sd(prior, belief.memory_log_sd, memory_points.coordinates.axes)
     return Evidence(

@@ -21,7 +21,8 @@ from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
 from surrogate.calibration_file import read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
-from surrogate.memory_calibration import MemoryFacts, is_doubtful, refuted_by
+from surrogate.memory_calibration import MemoryFacts, is_doubtful
+from surrogate.memory_jobs import job_key, refuted_by
 from surrogate.run_cases import cases_of
 from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 
@@ -126,14 +127,37 @@ def merge(paths: Sequence[Path], fit_date: str) -> tuple[Calibration, dict[str, 
     Raises:
         InputError: a file is no calibration of this version, or none of them has a run.
     """
-    calibration = Calibration.nothing()
+    calibration, skipped = Calibration.nothing(), []
     for path in paths:
-        calibration = calibration.merged(_current(path))
+        calibration, refuted = _merged(calibration, _current(path))
+        skipped += refuted
     if not len(calibration) and calibration.peaks.is_empty:
         raise InputError("there is no run to calibrate with: the calibrations are empty.")
     report = report_of(calibration)
     about = {"merged_from": _sources(paths), "fit_date": fit_date, **_before_after(report)}
-    return replace(calibration, about=about), {**report, "skipped": [], "doubtful": []}
+    return replace(calibration, about=about), {**report, "skipped": skipped, "doubtful": []}
+
+
+def _merged(first: Calibration, second: Calibration) -> tuple[Calibration, list[dict[str, Any]]]:
+    """Both as one, and the runs out of memory that a finished run of the other refutes."""
+    both = first.merged(second)
+    before = (*first.peaks.out_of_memory, *second.peaks.out_of_memory)
+    kept = {run.run_id for run in both.peaks.out_of_memory}
+    ended = {job_key(run.job): run.run_id for run in both.peaks.finished}
+    lost = {run.run_id: run.job for run in before if run.run_id not in kept}
+    return both, [
+        Refusal(name, _refuted_by(ended[job_key(job)]), 0)._asdict()
+        for name, job in lost.items()
+        if name not in second.peaks.told or name in second.peaks.failed
+    ]
+
+
+def _refuted_by(run_id: str) -> str:
+    """Why a run out of memory counts for nothing."""
+    return (
+        f"ran out of memory, and run {run_id} of the same job, which is projected to need no less, "
+        "did not"
+    )
 
 
 def calibrate(
@@ -169,7 +193,9 @@ def calibrate(
     calibration = calibration.merged(peaks)
     skipped += _impossible_peaks(believed, peaks.peaks)
     if known:
-        calibration = merge(known, fit_date)[0].merged(calibration)
+        before, told = merge(known, fit_date)
+        calibration, refuted = _merged(before, calibration)
+        skipped += [*told["skipped"], *refuted]
     report = report_of(calibration)
     about = {
         "fitted_on": str(source),
@@ -183,8 +209,8 @@ def calibrate(
 
 
 def with_out_of_memory(learned: Learned, failed: MemoryFacts) -> Learned:
-    """The same after these runs out of memory."""
-    if failed.is_empty:
+    """The same after these runs out of memory and those that finished."""
+    if failed.is_empty and not failed.finished:
         return learned
     known = learned.calibration
     calibration = replace(known, peaks=known.peaks.merged(failed), projections=learned.projections)
@@ -192,31 +218,31 @@ def with_out_of_memory(learned: Learned, failed: MemoryFacts) -> Learned:
 
 
 def _out_of_memory(table: RunTable) -> tuple[MemoryFacts, list[Refusal]]:
-    """The runs of a table that ran out of memory, and those that say nothing, each with why."""
+    """The runs of a table that ran out of memory or finished, and those out of memory that say
+    nothing, each with why."""
     failed = np.flatnonzero(table.out_of_memory)
-    if not len(failed):
-        return MemoryFacts.nothing(), []
-    cases = cases_of(table)
     ended = np.isfinite(table.tokens_per_s_per_gpu) | np.isfinite(table.peak_memory_gib)
     finished = np.flatnonzero(ended & ~table.out_of_memory & ~table.recompute_unknown)
+    if not len(failed) and not len(finished):
+        return MemoryFacts.nothing(), []
+    cases = cases_of(table)
+    facts = MemoryFacts.of_finished(cases.take(finished), table.run_id[finished].tolist())
     refuted = refuted_by(cases, failed, finished)
     kept, left_out = [], []
     for row in failed.tolist():
         if table.recompute_unknown[row]:
             why = "ran out of memory and does not state recompute, on which its memory depends"
         elif row in refuted:
-            why = (
-                f"ran out of memory, and run {table.run_id[refuted[row]]} of the same job, which "
-                "is projected to need no less, did not"
-            )
+            why = _refuted_by(table.run_id[refuted[row]])
         else:
             kept.append(row)
             continue
         left_out.append(Refusal(str(table.run_id[row]), why, int(table.row[row])))
-    if not kept:
-        return MemoryFacts.nothing(), left_out
-    run_ids = table.run_id[kept].tolist()
-    return MemoryFacts.of_out_of_memory(cases.take(np.array(kept)), run_ids), left_out
+    if kept:
+        run_ids = table.run_id[kept].tolist()
+        out = MemoryFacts.of_out_of_memory(cases.take(np.array(kept)), run_ids)
+        facts = facts.merged(out)
+    return facts, left_out
 
 
 def _doubtful(table: RunTable, failed: MemoryFacts) -> list[dict[str, Any]]:

@@ -33,8 +33,10 @@ from studies.ledger import changed_inputs, input_hash
 from studies.oracles import UNKNOWN_OVER_GIB
 from studies.run_limits import check_possible
 from studies.storage import StorageAddress, open_storage
+from surrogate.cases import Cases
 from surrogate.learned import Learned
-from surrogate.memory_calibration import MemoryFacts, refuted_by
+from surrogate.memory_calibration import MemoryFacts
+from surrogate.memory_jobs import refuted_by
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -352,11 +354,16 @@ class RealRuns:
         learned = self.learned() if table is None else self.learned().with_peaks(table)
         refuted = self.refuted()
         out = [run for run in self._out_of_memory() if run.number not in refuted]
-        if not out:
-            return learned
-        cases = self.job.cases(ConfigTable.from_configs([run.config for run in out]))
-        facts = MemoryFacts.of_out_of_memory(cases, [run_id(self.job, run) for run in out])
+        finished = [run for run in self.runs() if run.state == FINISHED]
+        facts = MemoryFacts.of_finished(*self._named(finished))
+        if out:
+            facts = facts.merged(MemoryFacts.of_out_of_memory(*self._named(out)))
         return with_out_of_memory(learned, facts)
+
+    def _named(self, runs: Sequence[AskedRun]) -> tuple[Cases, list[str]]:
+        """Runs as cases, and their names."""
+        table = ConfigTable.from_configs([run.config for run in runs])
+        return self.job.cases(table), [run_id(self.job, run) for run in runs]
 
     def _out_of_memory(self) -> list[AskedRun]:
         return [run for run in self.runs() if run.state == OUT_OF_MEMORY]

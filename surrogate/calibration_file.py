@@ -22,10 +22,10 @@ from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
 from surrogate.calibration_prior import LABELS
 from surrogate.constants import write_json
 from surrogate.features import FEATURES
-from surrogate.memory_calibration import FailedRun, MemoryFacts, Peak
+from surrogate.memory_calibration import FailedRun, FinishedRun, MemoryFacts, Peak
 from surrogate.time_rates import BELIEFS
 
-SCHEMA_VERSION: Literal[4] = 4
+SCHEMA_VERSION: Literal[5] = 5
 
 _LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
 _Coordinate = Annotated[float, Field(gt=-1e6, lt=1e6)]
@@ -47,7 +47,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     projections: str
     bias: _LogError
     bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
@@ -56,6 +56,7 @@ class _File(BaseModel):
     runs: list[_Run]
     peaks: list[Peak]
     out_of_memory: list[FailedRun]
+    finished: list[FinishedRun]
     checksum: str
 
 
@@ -86,6 +87,7 @@ def calibration_json(calibration: Calibration) -> dict[str, Any]:
         "runs": list(runs),
         "peaks": peaks.as_json(),
         "out_of_memory": peaks.out_of_memory_json(),
+        "finished": peaks.finished_json(),
     }
     return {**calibration.about, **content, "checksum": _checksum(content)}
 
@@ -132,7 +134,8 @@ def calibration_of(content: bytes, name: str) -> Calibration:
            for run in runs):  # fmt: skip
         raise InputError(f"{name} has a run with missing values; calibrate again.")
     in_memory = [peak.run_id for peak in file.peaks] + [run.run_id for run in file.out_of_memory]
-    twice = _repeated(run.run_id for run in runs) or _repeated(in_memory)
+    ended = [run.run_id for run in file.finished]
+    twice = _repeated(run.run_id for run in runs) or _repeated(in_memory) or _repeated(ended)
     if twice:
         raise InputError(f"{name} has run {twice[0]!r} twice; calibrate again from the runs.")
     if file.checksum != _checksum(file.model_dump(include=_COVERED)):
@@ -150,7 +153,7 @@ def calibration_of(content: bytes, name: str) -> Calibration:
         bias=file.bias,
         bias_sd=file.bias_sd,
         projections=file.projections,
-        peaks=MemoryFacts.from_json(file.peaks, file.out_of_memory),
+        peaks=MemoryFacts.from_json(file.peaks, file.out_of_memory, file.finished),
         about=dict(file.model_extra or {}),
     )
 

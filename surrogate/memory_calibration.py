@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from specs.choices import TrainingKind
 from specs.config import ConfigTable, TrainingConfig
 from specs.errors import InputError
 from surrogate.cases import Cases, Column
@@ -32,6 +31,7 @@ from surrogate.memory import (
     memory_log_sd,
 )
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
+from surrogate.memory_jobs import JOB, ROUNDED, Finished, is_study, job_key, jobs_of, largest
 from surrogate.robust import student_noise
 
 Floats = NDArray[np.float64]
@@ -60,13 +60,10 @@ FARTHEST = 3.0
 """Sd that one OOM moves memory at most: of Gaussian errors one in 740 is larger, so beyond it
 something else (a GPU that was not empty, a wrong row) is as likely (assumed)."""
 
-ROUNDING = 1e-9
-"""Relative difference of the memory of two rows that need the same."""
-
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A run that went out of memory: ``config`` on ``job``, in the words of ``_jobs``.
+    """A run that went out of memory: ``config`` on ``job``, in the words of ``jobs_of``.
 
     ``log_bound`` is log(capacity / projected device peak), above which the error of its peak lies;
     ``slopes`` of that log peak by the log of each of GROUPS, shape (g,).
@@ -88,13 +85,15 @@ class OutOfMemory:
 class MemoryFacts:
     """Measured peaks of r runs: ``errors`` log(measured / projected reading), shape (r,), and
     ``slopes`` of the log reading by the log of each of GROUPS, shape (r, g). ``out_of_memory`` are
-    runs that have no peak."""
+    runs that have no peak, ``finished`` the run of each job that needed most and did not run out:
+    it moves nothing, but refutes runs out of memory that are projected to need no more."""
 
     run_ids: tuple[str, ...]
     frameworks: tuple[str, ...]
     errors: Floats
     slopes: Floats
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    finished: tuple[Finished, ...] = ()
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -137,7 +136,7 @@ class MemoryFacts:
         projected, slopes = _log_readings(cases, counters, _frameworks(cases))
         capacity_gib = np.broadcast_to(cases.cluster.hbm_gib, (len(cases),))
         bounds = np.clip(np.log(capacity_gib) - projected, -LARGEST_LOG_ERROR, LARGEST_LOG_ERROR)
-        jobs = _jobs(cases)
+        jobs = jobs_of(cases)
         runs = tuple(
             OutOfMemory(
                 run_id=str(run_id),
@@ -151,24 +150,63 @@ class MemoryFacts:
         return replace(cls.nothing(), out_of_memory=runs)
 
     def merged(self, other: MemoryFacts) -> MemoryFacts:
-        """The peaks of both; of a run that is in both, what ``other`` says."""
-        told = {*other.run_ids, *(run.run_id for run in other.out_of_memory)}
-        kept = [row for row, run in enumerate(self.run_ids) if run not in told]
-        out = [run for run in self.out_of_memory if run.run_id not in told]
-        return MemoryFacts(
+        """The peaks of both; of a run that is in both, what ``other`` says.
+
+        Runs out of memory that a finished run of either refutes are left out (``refuted``).
+        """
+        replaced = {*other.run_ids, *other.failed}
+        kept = [row for row, run in enumerate(self.run_ids) if run not in replaced]
+        out = [run for run in self.out_of_memory if run.run_id not in other.told]
+        ended = [run for run in self.finished if run.run_id not in other.failed]
+        both = MemoryFacts(
             (*(self.run_ids[row] for row in kept), *other.run_ids),
             (*(self.frameworks[row] for row in kept), *other.frameworks),
             np.concatenate([self.errors[kept], other.errors]),
             np.concatenate([self.slopes[kept], other.slopes]),
             (*out, *other.out_of_memory),
+            largest([*ended, *other.finished]),
         )
+        refuted = both.refuted()
+        left = tuple(run for run in both.out_of_memory if run.run_id not in refuted)
+        return replace(both, out_of_memory=left)
+
+    @property
+    def failed(self) -> set[str]:
+        """Names of the runs out of memory."""
+        return {run.run_id for run in self.out_of_memory}
+
+    @property
+    def told(self) -> set[str]:
+        """Names of all runs."""
+        return {*self.run_ids, *self.failed, *(run.run_id for run in self.finished)}
+
+    def refuted(self) -> dict[str, str]:
+        """Runs out of memory, each with a finished run of its job that needs no less."""
+        ended = {job_key(run.job): run for run in self.finished}
+        pairs = ((run, ended.get(job_key(run.job))) for run in self.out_of_memory)
+        return {
+            run.run_id: other.run_id
+            for run, other in pairs
+            if other is not None and other.log_bound <= run.log_bound + ROUNDED
+        }
+
+    @classmethod
+    def of_finished(cls, cases: Cases, run_ids: Sequence[str]) -> MemoryFacts:
+        """The facts of n runs that finished; ``run_ids`` is one a run."""
+        needed, jobs = memory(cases).device_gib, jobs_of(cases)
+        bounds = np.log(np.broadcast_to(cases.cluster.hbm_gib, (len(cases),)) / needed)
+        runs = (
+            Finished(str(run_id), jobs[row % len(jobs)], float(bounds[row]))
+            for row, run_id in enumerate(run_ids)
+        )
+        return replace(cls.nothing(), finished=largest(runs))
 
     def ran_out(self, cases: Cases) -> NDArray[np.bool_]:
         """Rows whose very config, on the very job, went out of memory, shape (n,)."""
         found = np.zeros(len(cases), dtype=bool)
         if not self.out_of_memory or not len(cases):
             return found
-        jobs = _jobs(cases)
+        jobs = jobs_of(cases)
         for run in self.out_of_memory:
             same = np.array([job == run.job for job in jobs])
             rows = np.flatnonzero(np.broadcast_to(same, (len(cases),)))
@@ -178,7 +216,7 @@ class MemoryFacts:
     def failed_here(self, cases: Cases) -> Cases | None:
         """The configs that went out of memory on the very job of ``cases``; None where none did, or
         where the rows are of many jobs."""
-        found = self._failed_by_job(cases) if _is_study(cases) else []
+        found = self._failed_by_job(cases) if is_study(cases) else []
         return found[0][1] if found else None
 
     def fit_probability(self, cases: Cases, device_gib: Column) -> Column:
@@ -195,7 +233,7 @@ class MemoryFacts:
         for rows, failed in self._failed_by_job(cases):
             sd, capacity_gib = memory_log_sd(failed), failed.cluster.hbm_gib
             chance = fit_probability(self.memory(failed).device_gib, capacity_gib, sd)
-            owners = 1 if _is_study(cases) else len(rows)
+            owners = 1 if is_study(cases) else len(rows)
             least = chance.reshape(owners, -1).max(axis=1)
             found[rows] = np.maximum(found[rows] - least, 0.0) / np.maximum(1.0 - least, 1e-12)
         return np.where(self.ran_out(cases), 0.0, found)
@@ -205,15 +243,15 @@ class MemoryFacts:
         study, else in the place of every row, whose stack may differ in what is no part of JOB."""
         configs: dict[tuple[str, ...], list[TrainingConfig]] = {}
         for run in self.out_of_memory:
-            configs.setdefault(_key(run.job), []).append(run.config)
+            configs.setdefault(job_key(run.job), []).append(run.config)
         if not configs or not len(cases):
             return []
-        jobs, found = [_key(job) for job in _jobs(cases)], []
+        jobs, found = [job_key(job) for job in jobs_of(cases)], []
         for job, failed in configs.items():
             same = np.array([own == job for own in jobs])
             rows = np.flatnonzero(np.broadcast_to(same, (len(cases),)))
             if len(rows):
-                owners = rows[:1] if _is_study(cases) else rows
+                owners = rows[:1] if is_study(cases) else rows
                 each = np.tile(np.arange(len(failed)), len(owners))
                 table = ConfigTable.from_configs(failed).take(each)
                 owned = cases.take(np.repeat(owners, len(failed)))
@@ -314,15 +352,28 @@ class MemoryFacts:
             for run in self.out_of_memory
         ]
 
+    def finished_json(self) -> list[dict[str, Any]]:
+        """The finished runs as data."""
+        return [
+            {"run_id": run.run_id, "job": dict(run.job), "log_bound": round(run.log_bound, 5)}
+            for run in self.finished
+        ]
+
     @classmethod
-    def from_json(cls, peaks: Sequence[Peak], failed: Sequence[FailedRun] = ()) -> MemoryFacts:
-        """The peaks and the runs out of memory of a file."""
+    def from_json(
+        cls,
+        peaks: Sequence[Peak],
+        failed: Sequence[FailedRun] = (),
+        finished: Sequence[FinishedRun] = (),
+    ) -> MemoryFacts:
+        """The peaks, the runs out of memory and the finished runs of a file."""
         return cls(
             tuple(peak.run_id for peak in peaks),
             tuple(peak.framework for peak in peaks),
             np.array([peak.log_error for peak in peaks], dtype=np.float64),
             np.array([peak.slopes for peak in peaks]).reshape(-1, len(GROUPS)),
             tuple(run.as_fact() for run in failed),
+            tuple(Finished(run.run_id, run.job, run.log_bound) for run in finished),
         )
 
 
@@ -344,16 +395,13 @@ class Peak(BaseModel):
     slopes: _Slopes
 
 
-class FailedRun(BaseModel):
-    """A run out of memory in a calibration file."""
+class _RunOfJob(BaseModel):
+    """A run in a calibration file with its job."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     run_id: str
     job: dict[str, str]
-    config: dict[str, Any]
-    log_bound: _LogError
-    slopes: _Slopes
 
     @field_validator("job")
     @classmethod
@@ -361,6 +409,20 @@ class FailedRun(BaseModel):
         if set(job) != set(JOB):
             raise ValueError(f"state {', '.join(JOB)}")
         return job
+
+
+class FinishedRun(_RunOfJob):
+    """A run in a calibration file that did not run out of memory."""
+
+    log_bound: Annotated[float, Field(ge=-10, le=10)]
+
+
+class FailedRun(_RunOfJob):
+    """A run out of memory in a calibration file."""
+
+    config: dict[str, Any]
+    log_bound: _LogError
+    slopes: _Slopes
 
     @field_validator("config")
     @classmethod
@@ -375,30 +437,6 @@ class FailedRun(BaseModel):
         """The run as a fact."""
         config = TrainingConfig.from_labels(self.config)
         return OutOfMemory(self.run_id, self.job, config, self.log_bound, np.array(self.slopes))
-
-
-def refuted_by(cases: Cases, failed: Column, finished: Column) -> dict[int, int]:
-    """Runs out of memory that a run of the same job contradicts: it finished, and is projected to
-    need no less.
-
-    Args:
-        cases: runs.
-        failed: rows that went out of memory.
-        finished: rows that did not.
-
-    Returns:
-        By row that is contradicted, the row of its job that finished and needs most.
-    """
-    needed, jobs = memory(cases).device_gib, [_key(job) for job in _jobs(cases)]
-    largest: dict[tuple[str, ...], int] = {}
-    for row in sorted(finished.tolist(), key=lambda row: needed[row]):
-        largest[jobs[row % len(jobs)]] = row
-    found = {row: largest.get(jobs[row % len(jobs)]) for row in failed.tolist()}
-    return {
-        row: other
-        for row, other in found.items()
-        if other is not None and needed[other] >= needed[row] * (1.0 - ROUNDING)
-    }
 
 
 def is_doubtful(cases: Cases) -> Column:
@@ -428,43 +466,6 @@ def _frameworks(cases: Cases) -> list[str]:
     """Name of the stack of every row."""
     names = [stack.framework_name for stack in cases.stacks]
     return [names[index] for index in np.broadcast_to(cases.stack_index, (len(cases),))]
-
-
-JOB = ("model", "gpu", "framework", "num_gpus", "hbm_gib", "seq_len", "global_batch_size", "kind")
-"""What a run out of memory was of: of another of these its config may fit."""
-
-
-def _jobs(cases: Cases) -> list[dict[str, str]]:
-    """JOB of every row as text; one of all rows where they are of one study."""
-    count = 1 if _is_study(cases) else len(cases)
-
-    def each(column: Column) -> list[Any]:
-        return list(np.broadcast_to(column, (count,)).tolist())
-
-    table = {
-        "model": [cases.models[index].name for index in each(cases.model_index)],
-        "gpu": [cases.gpus[index].name for index in each(cases.cluster.gpu)],
-        "framework": [cases.stacks[index].framework_name for index in each(cases.stack_index)],
-        "num_gpus": each(cases.cluster.num_gpus),
-        "hbm_gib": [f"{value:g}" for value in each(cases.cluster.hbm_gib)],
-        "seq_len": each(cases.workload.seq_len),
-        "global_batch_size": each(cases.workload.global_batch_size),
-        "kind": [TrainingKind.labels()[int(value)] for value in each(cases.workload.kind)],
-    }
-    return [
-        {name: str(value) for name, value in zip(table, row, strict=True)}
-        for row in zip(*table.values(), strict=True)
-    ]
-
-
-def _key(job: Mapping[str, str]) -> tuple[str, ...]:
-    """A job as something to look up."""
-    return tuple(job[name] for name in JOB)
-
-
-def _is_study(cases: Cases) -> bool:
-    """Whether all rows are configs of one job."""
-    return np.ndim(cases.model_index) == np.ndim(cases.stack_index) == 0
 
 
 def _log_readings(
@@ -504,17 +505,14 @@ def _with_bound(
     """The same facts and one more that has the effect of the bound that an OOM is.
 
     A normal known to lie above a bound has another mean and variance; the added fact is the one
-    measurement that leads there (assumed density filtering: Minka 2001, section 3.3). A bound
-    FARTHEST sd above what is expected or more teaches as much as one there: it keeps its weight,
-    for a twin of what ran out will not fit, and does not override measured peaks.
+    measurement that leads there (assumed density filtering: Minka 2001, section 3.3).
     """
     spread = run.slopes * _GROUP_SD
     shared = (slopes * _GROUP_SD) @ spread
     weights = np.linalg.solve(covariance, shared)
     mean, left = float(weights @ errors), float(spread @ spread - weights @ shared)
     variance = left + PEAK_SD**2
-    bound = min(run.log_bound, mean + FARTHEST * float(np.sqrt(variance)))
-    moved, narrowed = beyond(np.array([mean]), np.sqrt([variance]), np.array([bound]))
+    moved, narrowed = beyond(np.array([mean]), np.sqrt([variance]), np.array([run.log_bound]))
     if narrowed[0] >= variance * (1.0 - 1e-6):
         return slopes, errors, covariance  # it was expected to run out: nothing new
     noise = 1.0 / (1.0 / narrowed[0] - 1.0 / variance)
@@ -526,10 +524,14 @@ def _with_bound(
 
 
 def beyond(mean: Floats, sd: Floats, bound: Floats) -> tuple[Floats, Floats]:
-    """(mean, variance) of a normal known to lie above ``bound``, shapes (n,)."""
+    """(mean, variance) of a normal known to lie above ``bound``, shapes (n,).
+
+    A bound FARTHEST sd above what is expected or more teaches as much as one there: it keeps its
+    weight, for a twin of what ran out will not fit, and does not override measured peaks.
+    """
     from scipy.stats import norm
 
-    alpha = (bound - mean) / sd
+    alpha = np.minimum((bound - mean) / sd, FARTHEST)
     ratio = np.exp(norm.logpdf(alpha) - norm.logsf(alpha))
     left = np.clip(1.0 - ratio * (ratio - alpha), LEAST_SHARE, 1.0)
     return mean + sd * ratio, np.square(sd) * left

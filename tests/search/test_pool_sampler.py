@@ -175,6 +175,26 @@ def test_an_unread_peak_says_only_that_it_fits() -> None:
     assert after[row] > before[row]
 
 
+def test_an_oom_that_a_finished_run_refutes_says_nothing_of_memory() -> None:
+    pool = the_pool()
+    sampler = PoolSampler(pool)
+    lean, full = sorted((c for c in legal() if peak_gib(c) < 90), key=peak_gib)[-2:]
+
+    def judged(**ended: bool) -> Any:
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for candidate, finished in ((lean, ended["lean"]), (full, ended["full"])):
+            study.enqueue_trial(candidate)
+            trial = study.ask(pool.space)
+            trial.set_user_attr(PEAK_KNOWN, False)
+            trial.set_constraint("memory_gib", 0.0 if finished else 1.0)
+            study.tell(trial, 90.0 if finished else 0.0)
+        return sampler.judged(study).scores.fit_probability
+
+    both, refuted = judged(lean=True, full=True), judged(lean=False, full=True)
+    assert refuted.min() > 0.9 * both.min(), "the finished run counts, the refuted one does not"
+    assert judged(lean=False, full=False).min() < refuted.min()
+
+
 def test_cost_counts() -> None:
     candidates = [{"x": x, "y": y} for x in range(4) for y in range(4)]
     space = {"x": IntDistribution(0, 3), "y": IntDistribution(0, 3)}

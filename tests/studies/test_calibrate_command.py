@@ -185,3 +185,40 @@ def test_a_calibration_that_makes_things_worse_says_so(
     assert call(["calibrate", "--runs", str(runs), "--out", str(tmp_path / "c.json")]) == 0
     assert content["after"]["mape"] > content["before"]["mape"]
     assert "makes projections of throughput worse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_a_finished_run_of_another_file_refutes_a_run_out_of_memory(
+    finished_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two runs of one job the one that needs more finished: the other did not run out of it."""
+    fits = table(tmp_path / "fits.csv", ("large", 1, 2, "8300", ""))
+    fails = table(tmp_path / "fails.csv", ("small-oom", 2, 1, "", ""), ("huge-oom", 1, 4, "", ""))
+    files = []
+    for runs in (fits, fails) if finished_first else (fails, fits):
+        files.append(tmp_path / f"{runs.stem}.json")
+        calibrate(capsys, "--runs", runs, "--out", files[-1])
+    merges = [option for file in files for option in ("--merge", file)]
+    both = tmp_path / "both.json"
+    told = calibrate(capsys, *merges, "--out", both)
+    assert [entry["run_id"] for entry in told["skipped"]] == ["small-oom"]
+    assert "run large of the same job" in told["skipped"][0]["reason"]
+    kept = read_calibration(both).peaks
+    assert kept.failed == {"huge-oom"}
+    again = calibrate(capsys, "--runs", fails, "--merge", files[not finished_first], "--out", both)
+    assert "small-oom" in {entry["run_id"] for entry in again["skipped"]}
+    assert read_calibration(both).peaks.failed == {"huge-oom"}
+
+
+def test_what_finished_on_another_job_refutes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fits = table(tmp_path / "fits.csv", ("large", 1, 2, "8300", ""))
+    fits.write_text(fits.read_text().replace(",8192,128,", ",8192,256,"))
+    fails = table(tmp_path / "fails.csv", ("small-oom", 2, 1, "", ""))
+    for runs in (fits, fails):
+        calibrate(capsys, "--runs", runs, "--out", runs.with_suffix(".json"))
+    merges = [option for runs in (fits, fails) for option in ("--merge", runs.with_suffix(".json"))]
+    told = calibrate(capsys, *merges, "--out", tmp_path / "both.json")
+    assert told["skipped"] == []
+    assert read_calibration(tmp_path / "both.json").peaks.failed == {"small-oom"}

@@ -112,7 +112,7 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     again = replace(shipped(), calibration=read_calibration(path))
     assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
     content = json.loads(path.read_text())
-    assert content["schema_version"] == 4
+    assert content["schema_version"] == 5
     assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_listed_twice_is_refused(part: str, written: dict[str, Any
 def test_a_calibration_of_an_earlier_version_is_to_be_made_again(written: dict[str, Any]) -> None:
     earlier = {name: held for name, held in written.items() if name != "checksum"}
     with pytest.raises(InputError, match="another version of foretune; calibrate again"):
-        calibration_of(json.dumps(earlier | {"schema_version": 3}).encode(), "c.json")
+        calibration_of(json.dumps(earlier | {"schema_version": 4}).encode(), "c.json")
 
 
 def test_measuring_a_run_again_replaces_it() -> None:
