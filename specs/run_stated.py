@@ -13,6 +13,11 @@ from specs.choices import Schedule
 from specs.config import TrainingConfig
 
 _RANK_OPEN = re.compile(r"rank not stated", re.IGNORECASE)
+_OFFLOADED = re.compile(
+    r"fine[-_ ]grained[-_ ](?:activation[-_ ])?offload|cpu[-_]offloading[-_]num[-_]layers=[1-9]",
+    re.IGNORECASE,
+)
+"""Megatron's offloading of activations, of modules or of layers, which no column states."""
 
 
 def unstated_facts(row: Mapping[str, str], config: TrainingConfig, dp: int) -> tuple[str, ...]:
@@ -24,7 +29,9 @@ def unstated_facts(row: Mapping[str, str], config: TrainingConfig, dp: int) -> t
         dp: its data-parallel ranks.
 
     Returns:
-        Columns, and ``rank`` where a pipeline's peak is that of a rank which the row does not name.
+        Columns; ``rank`` where a pipeline's peak is that of a rank which the row does not name;
+        ``offload`` where activations lie in host memory, of which no column says how many; ``dp``
+        where the ranks that would share states do not get a microbatch each.
     """
     columns = ["recompute", "mbs"]
     if dp * config.cp > 1:
@@ -38,4 +45,8 @@ def unstated_facts(row: Mapping[str, str], config: TrainingConfig, dp: int) -> t
         left_open.append("memory_counter")
     if config.pp > 1 and _RANK_OPEN.search(row.get("notes", "")):
         left_open.append("rank")
+    if _OFFLOADED.search(f"{row['run_id']} ; {row.get('notes', '')}"):
+        left_open.append("offload")
+    if row.get("gbs") and float(row["gbs"]) < config.mbs * dp:
+        left_open.append("dp")
     return tuple(left_open)

@@ -28,6 +28,10 @@ FULL = {
         ({"memory_counter": "", "run_id": "x-oom"}, ""),
         ({"notes": "per-GPU figure, rank not stated"}, "rank"),
         ({"notes": "rank not stated", "pp": "1", "dp": "16"}, ""),
+        ({"notes": "cpu_offloading_num_layers=20"}, "offload"),
+        ({"notes": "cpu_offloading_num_layers=0; activation_offload=no"}, ""),
+        ({"run_id": "moe_fine_grained_offloading"}, "offload"),
+        ({"gbs": "2"}, "dp"),
     ],
 )
 def test_what_a_row_leaves_open_is_named(change: dict[str, str], names: str) -> None:
