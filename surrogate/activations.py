@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specs.choices import MoeDispatcher, Precision, Recompute, RecomputeMethod, RecomputeModules
 from surrogate.cases import Cases
-from surrogate.memory_constants import IS_EAGER, MemoryConstants
+from surrogate.memory_constants import IS_EAGER, IS_XLA, MemoryConstants
 
 Column = NDArray[Any]
 
@@ -71,18 +71,36 @@ def tokens_per_microbatch(cases: Cases) -> Column:
     return tokens
 
 
-def expert_tokens(cases: Cases) -> Column:
-    """Rows of the expert GEMMs of one GPU per token of a microbatch, (n,).
+def sent_tokens(cases: Cases) -> Column:
+    """Copies of tokens that one GPU sends to experts per token of a microbatch, (n,).
 
-    Every expert-parallel rank receives as many copies as it sends where routing is balanced; an
-    expert tensor-parallel group gathers those of all its ranks. A capacity factor pads or drops.
+    An expert tensor-parallel group gathers those of all its ranks. A capacity factor pads or drops.
     """
     c, w = cases.config, cases.workload
     copies = cases.model.moe_topk * c.etp / sequence_shards(cases)
-    factor = np.where(w.capacity_factor > 0, w.capacity_factor, w.routing_imbalance)
+    sent: Column = copies * np.where(w.capacity_factor > 0, np.minimum(w.capacity_factor, c.ep), 1)
+    return sent
+
+
+def expert_tokens(cases: Cases) -> Column:
+    """Rows of the tensors that hold what the experts of one GPU receive, per token of a microbatch,
+    (n,).
+
+    Every expert-parallel rank receives as many copies as it sends where routing is balanced. XLA
+    compiles for fixed shapes: without a capacity factor, MaxText sizes what ``ragged_all_to_all``
+    receives for every token of the group going to the experts of one rank (MaxText moe.py,
+    ``buffer_size``).
+    """
+    c, w, m = cases.config, cases.workload, cases.model
+    is_dropless = w.capacity_factor == 0
     # A rank never receives more than every token of its group.
-    rows: Column = copies * np.minimum(factor, c.ep)
-    return rows
+    factor = np.where(is_dropless, np.minimum(w.routing_imbalance, c.ep), 1.0)
+    fixed = IS_XLA[cases.stack.framework] & is_dropless & (c.ep > 1)
+    fixed = fixed & (c.moe_dispatcher == int(MoeDispatcher.ALLTOALL))
+    if np.any(fixed):
+        of_one_token = np.minimum(m.num_experts / c.ep, m.moe_topk) / np.maximum(m.moe_topk, 1)
+        factor = np.where(fixed, c.ep * of_one_token, factor)
+    return np.asarray(sent_tokens(cases) * factor)
 
 
 def sequence_shards(cases: Cases) -> Column:
@@ -161,6 +179,8 @@ def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:
         constants.deepep_output_copies,
         constants.expert_output_copies,
     )
+    # XLA schedules the layer that it rebuilds as a whole: outputs are combined before gradients.
+    output_copies = np.where(IS_XLA[family], 0.0, output_copies)
     latents, qkv = _attention_inputs(cases, width)
     core = np.where(
         s.flash_attention,

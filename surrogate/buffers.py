@@ -13,11 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specs.choices import MoeDispatcher, Sharding, TrainingKind
-from surrogate.activations import expert_tokens, sequence_shards, tokens_per_microbatch
+from surrogate.activations import (
+    expert_tokens,
+    sent_tokens,
+    sequence_shards,
+    tokens_per_microbatch,
+)
 from surrogate.cases import Cases
 from surrogate.memory_constants import IS_EAGER, MemoryConstants
 from surrogate.pipeline.stages import StageColumns
-from surrogate.states import COMPUTE_BYTES, column, padded_vocab, shards
+from surrogate.states import (
+    COMPUTE_BYTES,
+    column,
+    padded_vocab,
+    shards,
+    state_sharding,
+    uses_bf16_optimizer,
+)
 
 Column = NDArray[Any]
 
@@ -71,12 +83,12 @@ def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     c, m = cases.config, cases.model
     tokens = tokens_per_microbatch(cases)
     group = c.ep * c.etp
-    permuted = tokens * expert_tokens(cases) * m.hidden_size * COMPUTE_BYTES
-    sent = constants.dispatch_copies * permuted
+    row_bytes = m.hidden_size * COMPUTE_BYTES
+    sent = constants.dispatch_copies * tokens * sent_tokens(cases) * row_bytes
     local = tokens / sequence_shards(cases)
     arriving = local * group * m.hidden_size * COMPUTE_BYTES
     worst = np.where(c.sync_free_stage >= 2, arriving, 0.0)
-    everywhere = arriving * m.moe_topk - permuted
+    everywhere = arriving * m.moe_topk - tokens * expert_tokens(cases) * row_bytes
     worst = worst + np.where(c.sync_free_stage >= 3, everywhere, 0.0)
     deep = c.moe_dispatcher >= int(MoeDispatcher.DEEPEP)
     buffers = np.where(deep, np.maximum(sent, worst), sent + worst)
@@ -119,11 +131,14 @@ def bucket_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     """Buckets in which sharded gradients are reduced and weights gathered, (n,).
 
     DeepSpeed without a pipeline keeps them at a fixed size (``reduce_bucket_size`` and
-    ``allgather_bucket_size``, 5e8 elements); other frameworks work in their gradient buffers.
+    ``allgather_bucket_size``, 5e8 elements); with one, BF16_Optimizer copies fp32 gradients into
+    buckets of as many (``MEMORY_OPT_ALLREDUCE_SIZE``, deepspeed/runtime/engine.py). Other
+    frameworks work in their gradient buffers.
     """
     c = cases.config
     ranks = c.data_parallel(cases.cluster.num_gpus) * c.cp
-    reduces = (ranks > 1) & (c.pp == 1) & (c.sharding >= int(Sharding.ZERO1))
+    in_buckets = (c.pp == 1) | uses_bf16_optimizer(cases)
+    reduces = (ranks > 1) & in_buckets & (state_sharding(cases) >= int(Sharding.ZERO1))
     return np.where(reduces, constants.reduce_bucket_gib[cases.stack.framework] * GIB, 0.0)
 
 

@@ -28,6 +28,8 @@ EAGER = (
 """Families whose layers are plain PyTorch: autograd keeps what each operator saves."""
 IS_EAGER = np.array([framework in EAGER for framework in sorted(Framework)])
 """The same by Framework code."""
+IS_XLA = np.array([framework is Framework.MAXTEXT for framework in sorted(Framework)])
+"""Families that XLA compiles as a whole, for fixed shapes, by Framework code."""
 
 
 @dataclass(frozen=True)

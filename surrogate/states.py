@@ -28,6 +28,10 @@ FP8_BYTES = 1.0
 
 IS_DEEPSPEED = np.isin(sorted(Framework), (Framework.DEEPSPEED, Framework.MEGATRON_DEEPSPEED))
 """By Framework code."""
+ADAPTS_EXPERTS = ~np.isin(sorted(Framework), (Framework.HUGGING_FACE, Framework.DEEPSPEED))
+"""Where low-rank adapters go on experts as well, by Framework code: in Megatron on all linear
+layers. PEFT puts them on attention alone where a model has experts
+(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)."""
 
 
 class StageParameters(NamedTuple):
@@ -128,13 +132,20 @@ def shards(cases: Cases) -> tuple[Column, Column]:
     return dense, np.maximum(experts, 1)
 
 
+def uses_bf16_optimizer(cases: Cases) -> Column:
+    """Where DeepSpeed trains in bf16 without sharding gradients: its BF16_Optimizer, (n,)."""
+    c = cases.config
+    in_bf16 = IS_DEEPSPEED[cases.stack.framework] & (c.precision == int(Precision.BF16))
+    return np.asarray(in_bf16 & (c.sharding <= int(Sharding.ZERO1)))
+
+
 def state_sharding(cases: Cases) -> Column:
     """Level at which states are sharded, (n,): as configured, but at least that of the optimizer
-    where DeepSpeed trains in bf16, whose BF16_Optimizer partitions master weights and moments over
-    data parallelism without ZeRO as well (deepspeed/runtime/bf16_optimizer.py)."""
-    c = cases.config
-    partitions = IS_DEEPSPEED[cases.stack.framework] & (c.precision == int(Precision.BF16))
-    return np.asarray(np.where(partitions, np.maximum(c.sharding, int(Sharding.ZERO1)), c.sharding))
+    under BF16_Optimizer, which partitions master weights and moments over data parallelism without
+    ZeRO as well (deepspeed/runtime/bf16_optimizer.py)."""
+    level = cases.config.sharding
+    at_least = np.maximum(level, int(Sharding.ZERO1))
+    return np.asarray(np.where(uses_bf16_optimizer(cases), at_least, level))
 
 
 def state_bytes(
@@ -172,8 +183,9 @@ def state_bytes(
         )
     is_lora = cases.workload.kind == int(TrainingKind.LORA)
     if np.any(is_lora):
-        # Adapters are trained on every linear layer.
-        adapters = parameters.total * column(adapter_share(cases))
+        # Adapters are trained on every linear layer, of experts where the framework does.
+        adapted = dense + experts * column(ADAPTS_EXPERTS[s.framework])
+        adapters = adapted * column(adapter_share(cases))
         lora = column(is_lora)
         # A frozen base is held in the format of its GEMMs.
         base_bytes = np.where(is_fp8, FP8_BYTES, COMPUTE_BYTES)
@@ -188,10 +200,12 @@ def adapter_share(cases: Cases) -> Column:
     """Parameters of low-rank adapters over those of the linear layers they are on, (n,).
 
     A matrix of p = in*out parameters gets r*(in + out); with a mean width w of sqrt(p) that is
-    2*r*p/w. The mean width of attention and MLP matrices is taken between hidden and MLP size.
+    2*r*p/w. The mean width of attention and MLP matrices is taken between hidden and MLP size, that
+    of attention alone is the hidden size.
     """
     m = cases.model
-    mlp = np.where(m.num_experts > 0, m.moe_ffn_hidden_size, m.ffn_hidden_size)
+    experts = np.where(ADAPTS_EXPERTS[cases.stack.framework], m.moe_ffn_hidden_size, m.hidden_size)
+    mlp = np.where(m.num_experts > 0, experts, m.ffn_hidden_size)
     width = np.sqrt(np.maximum(m.hidden_size * np.maximum(mlp, 1), 1))
     share: Column = 2.0 * cases.workload.lora_rank / width
     return share

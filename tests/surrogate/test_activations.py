@@ -177,6 +177,27 @@ def test_rows_of_the_expert_gemms(
     assert float(expert_tokens(cases)[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "config", "capacity_factor", "expected"),
+    [
+        (DEEPSEEK_V3, TrainingConfig(ep=8), 0.0, 8 * 8),
+        (DEEPSEEK_V3, TrainingConfig(ep=32), 0.0, 32 * 8),
+        (DEEPSEEK_V3, TrainingConfig(ep=64), 0.0, 64 * 4),
+        (MIXTRAL_8X22B, TrainingConfig(ep=8), 0.0, 8 * 1),
+        (DEEPSEEK_V3, TrainingConfig(ep=8), 2.0, 2 * 8),
+        (DEEPSEEK_V3, TrainingConfig(ep=8, moe_dispatcher=MoeDispatcher.DEEPEP), 0.0, 8),
+        (DEEPSEEK_V3, TrainingConfig(ep=1), 0.0, 8),
+    ],
+)
+def test_xla_holds_rows_for_every_token_of_the_group(
+    model: Model, config: TrainingConfig, capacity_factor: float, expected: int
+) -> None:
+    """MaxText moe.py: EP * min(experts of a rank, top-k) rows a token without a capacity factor."""
+    stack = Stack(framework=Framework.MAXTEXT)
+    cases = study(model, config, num_gpus=64, stack=stack, capacity_factor=capacity_factor)
+    assert float(expert_tokens(cases)[0]) == expected
+
+
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),
     sequence_parallel=st.booleans(),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, gpu, prior_constants, study
 
-from specs.choices import MoeDispatcher, Sharding
+from specs.choices import MoeDispatcher, Precision, Sharding
 from specs.config import TrainingConfig
 from specs.model import Model
 from specs.stack import Framework, Stack
@@ -52,6 +52,13 @@ def test_all_to_all_holds_what_it_sends() -> None:
     assert float(dispatch_bytes(alone, prior_constants())[0]) == 0
 
 
+def test_xla_sends_what_it_has_and_receives_into_the_worst_case() -> None:
+    config, stack = TrainingConfig(ep=8), Stack(framework=Framework.MAXTEXT)
+    fixed = study(MIXTRAL_8X22B, config, stack=stack)
+    plain = study(MIXTRAL_8X22B, config)
+    assert dispatch_bytes(fixed, prior_constants())[0] == dispatch_bytes(plain, prior_constants())
+
+
 def test_logits_are_cut_by_tensor_parallelism() -> None:
     constants = prior_constants()
     one, eight = (
@@ -71,11 +78,26 @@ def test_fully_sharded_training_gathers_layers() -> None:
     assert np.sum(unsharded_bytes(alone, stage_columns(alone), constants)) == 0
 
 
-def test_deepspeed_buckets_need_no_pipeline() -> None:
+@pytest.mark.parametrize(
+    ("precision", "pp", "sharding", "reduces"),
+    [
+        (Precision.FP16, 1, Sharding.ZERO1, True),
+        (Precision.FP16, 2, Sharding.ZERO1, False),
+        (Precision.FP16, 1, Sharding.NONE, False),
+        (Precision.BF16, 1, Sharding.NONE, True),
+        (Precision.BF16, 2, Sharding.NONE, True),
+        (Precision.BF16, 2, Sharding.ZERO1, True),
+    ],
+)
+def test_deepspeed_reduces_in_buckets(
+    precision: Precision, pp: int, sharding: Sharding, reduces: bool
+) -> None:
+    """Without a pipeline where states are sharded; BF16_Optimizer shards them without ZERO and
+    copies fp32 gradients into buckets with a pipeline too (deepspeed/runtime/engine.py)."""
     stack = Stack(framework=Framework.MEGATRON_DEEPSPEED)
-    plain, piped = (study(LLAMA_8B, TrainingConfig(pp=pp), stack=stack) for pp in (1, 2))
-    assert bucket_bytes(plain, prior_constants())[0] > 0
-    assert bucket_bytes(piped, prior_constants())[0] == 0
+    config = TrainingConfig(pp=pp, precision=precision, sharding=sharding)
+    held = bucket_bytes(study(LLAMA_8B, config, stack=stack), prior_constants())
+    assert bool(held[0] > 0) is reduces
 
 
 def test_communicators_are_counted_by_dimension() -> None:
