@@ -144,7 +144,8 @@ def graphs(facts: StudyFacts) -> dict[str, tuple[str, Picture]]:
             found["interactions"] = ("Pairs of changes", interactions(names, pairs))
     if facts.best.config.pp > 1:
         line = timetable(facts.job, facts.best.config)
-        found["pipeline"] = ("Pipeline of the best config", gantt(line.slots, line.end_s))
+        shown = gantt(line.slots, line.end_s, line.part)
+        found["pipeline"] = ("Pipeline of the best config", shown)
     runs = comparisons(facts)
     if runs:
         found["measured"] = ("Projected against measured", measured(runs))

@@ -297,7 +297,7 @@ def pipeline_section(facts: StudyFacts) -> Markup:
     return join(
         figure(
             f"picture-pipeline-{name}",
-            gantt(line.slots, end),
+            gantt(line.slots, end, line.part),
             _pipeline_words(name, compared(facts)[name], line),
         )
         for name, line in drawn.items()
@@ -306,16 +306,12 @@ def pipeline_section(facts: StudyFacts) -> Markup:
 
 def _pipeline_words(name: str, answer: Answer, line: Timetable) -> str:
     config = answer.config
-    part = (
-        f"all {line.microbatches} microbatches"
-        if line.shown == line.microbatches
-        else f"{line.shown} of {line.microbatches} microbatches; the steady part repeats"
-    )
     chunks = f", {config.vpp} chunks a rank" if config.vpp > 1 else ""
     return (
-        f"{name.capitalize()}: {config.schedule.label} over {config.pp} ranks{chunks}, {part}. "
-        f"Ranks are idle {line.idle_fraction:.1%} of the time. Simulated event by event; transfers "
-        "between ranks are not drawn."
+        f"{name.capitalize()}: {config.schedule.label} over {config.pp} ranks{chunks}, "
+        f"{line.part}. Ranks are idle {line.idle_fraction:.1%} of the time. Simulated event by "
+        "event; transfers between ranks are not drawn. Where a rank has too many tasks to tell "
+        "apart, those of one kind and chunk in a row are one block, as are those that take turns."
     )
 
 

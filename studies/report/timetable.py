@@ -36,6 +36,13 @@ class Timetable:
     microbatches: int
     shown: int
 
+    @property
+    def part(self) -> str:
+        """What of the step is drawn, in words."""
+        if self.shown == self.microbatches:
+            return f"all {self.microbatches} microbatches"
+        return f"{self.shown} of {self.microbatches} microbatches, the steady part repeats"
+
 
 def timetable(job: Job, config: TrainingConfig) -> Timetable:
     """The pipeline of ``config``, cut to as many microbatches as a picture can show."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from studies.pictures.axis_effects import Neighbour, axis_effects
 from studies.pictures.changes import Change, changes, wrapped
-from studies.pictures.gantt import Slot, gantt
+from studies.pictures.gantt import IN_TURN, MOST_A_RANK, Slot, gantt
 from studies.pictures.incumbent import incumbent
 from studies.pictures.interactions import interactions
 from studies.pictures.measured import Comparison, measured
@@ -111,3 +111,32 @@ def test_bars_are_drawn_as_svg_too(name: str) -> None:
 def test_only_bars_are_drawn_as_svg() -> None:
     with pytest.raises(ValueError, match="only pictures of bars"):
         svg(PICTURES["pareto"], "")
+
+
+def _pipeline(rounds: int) -> list[Slot]:
+    """A rank that runs forward tasks of two chunks, then both kinds in turn, then backward."""
+    kinds = ["forward"] * 8 + ["forward", "backward"] * rounds + ["backward"] * 8
+    chunks = [0] * 4 + [1] * 4 + [0, 1] * rounds + [1] * 4 + [0] * 4
+    pause = 8.0  # after the forward tasks: too long to be left out
+    return [
+        Slot(0, kind, 0, chunk, i + pause * (i >= 8), i + 1 + pause * (i >= 8))
+        for i, (kind, chunk) in enumerate(zip(kinds, chunks, strict=True))
+    ]
+
+
+def test_a_pipeline_of_many_tasks_is_drawn_in_blocks_that_say_so() -> None:
+    few, many = _pipeline(20), _pipeline(200)
+    for slots, blocks in ((few, False), (many, True)):
+        shown = gantt(slots, slots[-1].end_s, "all 8 microbatches")
+        bars = sum(len(trace["y"]) for trace in shown["data"])
+        title = shown["layout"]["xaxis"]["title"]["text"]
+        assert "all 8 microbatches" in title
+        assert ("pauses below" in title) is blocks
+        assert (bars == len(slots)) is not blocks
+        assert bars <= MOST_A_RANK
+    named = {trace["name"]: trace for trace in shown["data"]}
+    assert named[IN_TURN]["x"] == pytest.approx([400.0], abs=2)
+    assert named["forward, even chunks"]["x"] == [4.0]
+    assert named["backward, even chunks"]["x"] == [4.0]
+    drawn = sum(sum(trace["x"]) for trace in shown["data"])
+    assert drawn == pytest.approx(sum(slot.end_s - slot.start_s for slot in many))
