@@ -29,7 +29,12 @@ from surrogate.buffers import (
 from surrogate.cases import Cases
 from surrogate.memory_constants import IS_EAGER, MemoryConstants, shipped_memory_constants
 from surrogate.pipeline.schedules import in_flight
-from surrogate.pipeline.stages import StageColumns, stage_table
+from surrogate.pipeline.stages import (
+    ALL_LAYERS,
+    StageColumns,
+    recomputed_per_chunk,
+    stage_table,
+)
 from surrogate.states import column, stage_parameters, state_bytes
 
 Column = NDArray[Any]
@@ -265,7 +270,7 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     layers = layer_bytes(cases, constants)
     kept = _kept(cases, stages, layers) + _sent(cases, stages, constants)
     kept = kept * microbatches_in_flight(cases, stages.rank)
-    working = _working(stages, layers)
+    working = _working(stages, layers, _freed(cases, stages, layers))
     logits = column(logits_bytes(cases, constants)) * _logits_held(cases, stages)
     # The logits are freed before the last layer's backward pass fills the working set.
     beyond_working = np.maximum(logits - working, 0.0)
@@ -348,13 +353,40 @@ def _sent(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> Col
     return np.asarray(column(held * tokens_per_microbatch(cases) * hidden) * ~stages.has_output)
 
 
-def _working(stages: StageColumns, layers: LayerBytes) -> Column:
-    """The largest layer that is being rebuilt, and its gradients, (n, k)."""
-    dense = np.where(
-        stages.recomputed_dense > 0, column(layers.whole_dense), column(layers.rebuilt_dense)
-    ) + column(layers.gradients_dense)
-    moe = np.where(
-        stages.recomputed_moe > 0, column(layers.whole_moe), column(layers.rebuilt_moe)
-    ) + column(layers.gradients_moe)
+def _freed(cases: Cases, stages: StageColumns, layers: LayerBytes) -> Column:
+    """What the backward pass of a microbatch has freed before it rebuilds a layer, (n, k).
+
+    Block recomputation rebuilds the first layers of a chunk, which the backward pass reaches last:
+    what the others kept is gone by then.
+    """
+    per_chunk = recomputed_per_chunk(cases.config)
+    first = (per_chunk > 0) & (per_chunk < ALL_LAYERS) & (cases.config.recompute_layer_ids == 0)
+    if not np.any(first):
+        return np.zeros(())
+    kept = column(layers.dense) * (stages.dense_layers - stages.recomputed_dense)
+    kept = kept + column(layers.moe) * (stages.moe_layers - stages.recomputed_moe)
+    return np.asarray(np.where(column(first), kept / column(cases.config.vpp), 0.0))
+
+
+def _working(stages: StageColumns, layers: LayerBytes, freed: Column) -> Column:
+    """The largest layer that is being rebuilt, beyond what is ``freed`` by then, and its gradients,
+    (n, k)."""
+
+    def largest(
+        held: Column, rebuilds: Column, whole: Column, part: Column, back: Column
+    ) -> Column:
+        """Of layers of one kind: how many, how many rebuilt; bytes rebuilt and of gradients."""
+        gradients = column(back)
+        of_whole = np.maximum(column(whole) + gradients - freed, gradients * (held > rebuilds))
+        return np.asarray(np.where(rebuilds > 0, of_whole, column(part) + gradients))
+
+    dense = largest(
+        stages.dense_layers, stages.recomputed_dense,
+        layers.whole_dense, layers.rebuilt_dense, layers.gradients_dense,
+    )  # fmt: skip
+    moe = largest(
+        stages.moe_layers, stages.recomputed_moe,
+        layers.whole_moe, layers.rebuilt_moe, layers.gradients_moe,
+    )  # fmt: skip
     has_moe = (stages.moe_layers > 0) | ((stages.mtp_layers > 0) & (stages.dense_layers == 0))
     return np.asarray(np.maximum(dense * (stages.dense_layers > 0), moe * has_moe))

@@ -118,6 +118,25 @@ def test_block_recomputation_counts_layers_of_each_chunk() -> None:
     assert device(MIXTRAL_8X22B, zero) == device(MIXTRAL_8X22B, BASE)
 
 
+@pytest.mark.parametrize("model", [LLAMA_8B, MIXTRAL_8X22B, DEEPSEEK_V3])
+@pytest.mark.parametrize(("pp", "vpp", "mbs"), [(1, 1, 4), (4, 1, 1), (4, 2, 4)])
+def test_a_layer_more_recomputed_never_needs_more(
+    model: Model, pp: int, vpp: int, mbs: int
+) -> None:
+    """The first layers are rebuilt when what the others kept is freed: not on top of it."""
+    plain = TrainingConfig(
+        pp=pp,
+        vpp=vpp,
+        mbs=mbs,
+        ep=8 if model.is_moe else 1,
+        schedule=Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B,
+    )
+    block = plain.changed(recompute=Recompute.FULL, recompute_method=RecomputeMethod.BLOCK)
+    held = [device(model, block.changed(recompute_layers=n)) for n in (0, 1, 2, 4, 8, 61)]
+    assert held == sorted(held, reverse=True)
+    assert held[1] < held[0]
+
+
 def test_the_layer_being_rebuilt_is_there() -> None:
     full = BASE.changed(recompute=Recompute.FULL, recompute_method=RecomputeMethod.UNIFORM)
     one, four = (device(MIXTRAL_8X22B, full.changed(recompute_layers=layers)) for layers in (1, 7))
