@@ -23,7 +23,7 @@ from surrogate.constants import read_constants
 from surrogate.features import classes, features
 from surrogate.kernels.analytic import analytic_kernels
 from surrogate.learned import Learned, shipped
-from surrogate.learning import RunLearner, has_throughput
+from surrogate.learning import RunLearner, has_throughput, leave_each_out
 from surrogate.memory_accuracy import memory_left_out
 from surrogate.memory_fitting import CONSTANTS_FILE, MemoryRuns, read_tables, usable
 from surrogate.residual import Residual
@@ -32,6 +32,7 @@ from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 from surrogate.uncertainty import GAUSSIAN_90, Intervals, conformal_width
 from surrogate.validation import (
     Projected,
+    batches_of,
     error_metrics,
     leave_out,
     ranking_metrics,
@@ -41,11 +42,8 @@ from surrogate.validation import (
 Column = NDArray[Any]
 Advance = Callable[[int], None]
 
-BATCHES = {"fold": 24, "source_fold": 24, "model": 12, "source": 12}
-"""Fits in which each kind of group is left out, several groups at a time where there are more. With
-fewer, a group misses others that a user would have: 30 instead of 12 of source x model x GPU took
-0.16 points off the error (7.55 to 7.39%)."""
 ABLATION_BATCHES = 12
+"""Fits of an ablation, each of which leaves out several groups at once."""
 VTRAIN_DRAWS, VTRAIN_RUNS = 50, 8
 STEPS = 6
 
@@ -67,9 +65,9 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     table = table.take(has_throughput(table))
     content: dict[str, Any] = {"runs": len(table), "folds": {}}
     for name, labels in (("fold", table.fold), ("model", table.model), ("source", table.publisher)):
-        content["folds"][name] = left_out(table, labels, BATCHES[name], name == "fold")
+        content["folds"][name] = left_out(table, labels, name == "fold")
         advance(1)
-    alone = left_out_alone(table, table.source_fold, BATCHES["source_fold"])
+    alone = left_out_alone(table, table.source_fold)
     content["folds"]["source_fold"] = {"zero_shot": alone}
     advance(1)
     content["beside"] = beside_memory(measured)
@@ -81,13 +79,11 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     return content
 
 
-def left_out(table: RunTable, labels: Column, count: int, with_ablations: bool) -> dict[str, Any]:
+def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str, Any]:
     """Metrics of throughput with whole groups left out, zero-shot and after runs of each Fold."""
     measured = table.tokens_per_s_per_gpu
-    learner = RunLearner(Intervals.gaussian())
-    projected, predictors = leave_out(table, labels, learner, count)
-    batches = [rows for rows, _ in predictors]
-    projected = cross_conformal(table, projected, batches)
+    projected, predictors = leave_each_out(table, labels)
+    projected = cross_conformal(table, projected, [rows for rows, _ in predictors])
     result: dict[str, Any] = {
         "zero_shot": by_family(table, measured, projected),
         "groups": ranking_metrics(table, measured, projected.value),
@@ -97,16 +93,15 @@ def left_out(table: RunTable, labels: Column, count: int, with_ablations: bool) 
         result["worst_folds"] = worst_folds(table, measured, projected.value)
         result["ablations"] = {
             "physics_alone": error_metrics(measured, without_residual(table, predictors)),
-            "residual_alone": error_metrics(measured, trees_alone(table, batches)),
+            "residual_alone": error_metrics(measured, trees_alone(table, labels)),
             "without_kernel_profiles": error_metrics(measured, without_profiles(table, labels)),
         }
     return result
 
 
-def left_out_alone(table: RunTable, labels: Column, count: int) -> dict[str, Any]:
+def left_out_alone(table: RunTable, labels: Column) -> dict[str, Any]:
     """Zero-shot metrics with whole groups left out that may be parts of a Fold."""
-    learner = RunLearner(Intervals.gaussian())
-    projected, predictors = leave_out(table, labels, learner, count)
+    projected, predictors = leave_each_out(table, labels)
     projected = cross_conformal(table, projected, [rows for rows, _ in predictors])
     return by_family(table, table.tokens_per_s_per_gpu, projected)
 
@@ -152,7 +147,7 @@ def without_profiles(table: RunTable, labels: Column) -> Projected:
         return leave_out(table, labels, RunLearner(Intervals.gaussian()), ABLATION_BATCHES)[0]
 
 
-def trees_alone(table: RunTable, batches: list[Column]) -> Projected:
+def trees_alone(table: RunTable, labels: Column) -> Projected:
     """Gradient-boosted trees on model FLOP utilisation, without any physics of time."""
     import xgboost
 
@@ -163,7 +158,7 @@ def trees_alone(table: RunTable, batches: list[Column]) -> Projected:
     inputs = np.column_stack([features(cases), cases.config.precision, *codes])
     projected = Projected.empty(len(table))
     everything = np.arange(len(table))
-    for rows in batches:
+    for rows in batches_of(labels, ABLATION_BATCHES):
         known = np.setdiff1d(everything, rows)
         trees = xgboost.XGBRegressor(
             n_estimators=300, max_depth=4, learning_rate=0.05, subsample=0.7,
