@@ -337,6 +337,12 @@ KNOWN_FACTORS: dict[str, Known] = {
     "stack_efficiency/pytorch_fsdp": Known(0.80, _LESSONS),
     "link_latency/blackwell": Known(2, _PROFILES),
     "link_latency/blackwell-ultra": Known(2, _PROFILES),
+    "cp_imbalance/torchtitan": Known(
+        1.3,
+        "assumed: PyTorch's ring attention calls a kernel for each chunk of keys and merges its "
+        "output into an fp32 sum (torch.distributed.tensor.experimental._attention)",
+        0.15,
+    ),
     "grouped_utilisation/cdna4": Known(
         0.65,
         "assumed: Primus-Turbo runs 2,048 rows an expert at 0.9 of the dense bf16 rate of MI355X, "
