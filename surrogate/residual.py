@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from surrogate.likeness import class_covariance, covariance, likeness, signal_sd
 from surrogate.pipeline.stages import distinct_rows
 from surrogate.posterior import blocks, credited, explained, left_sd, ratio_within_domain
 from surrogate.step_time import StepTime
-from surrogate.study_residual import NEAREST, OF_STUDY, StudyFacts
+from surrogate.study_residual import OF_STUDY, StudyFacts, implied_by_few
 
 Floats = NDArray[np.float64]
 
@@ -108,7 +108,7 @@ class Residual:
         return cls(points, labels, np.asarray(log_errors, dtype=np.float64), noise)
 
     @cached_property
-    def _merged(self) -> _Merged:
+    def _merged(self) -> Residual:
         """The same process with one fact for all runs of equal coordinates and classes.
 
         Their errors are averaged and their noise shrinks: the same is predicted, from fewer facts.
@@ -119,13 +119,12 @@ class Residual:
         order = np.argsort(first)
         first, fact_of_run = first[order], np.argsort(order)[index.ravel()]
         precision = np.bincount(fact_of_run, 1.0 / self.noise)
-        facts = Residual(
+        return Residual(
             points=self.points[first],
             labels={name: column[first] for name, column in self.labels.items()},
             errors=np.bincount(fact_of_run, self.errors / self.noise) / precision,
             noise=1.0 / precision,
         )
-        return _Merged(facts, fact_of_run)
 
     @cached_property
     def factor(self) -> Floats:
@@ -152,7 +151,7 @@ class Residual:
         noise_sd = np.where(moe, MOE_NOISE_SD, DENSE_NOISE_SD)
         if not len(self) or not len(cases):
             return Prediction(np.zeros(len(moe)), signal_sd(moe), noise_sd, np.zeros(len(moe)))
-        find = self._facts_of(cases).predict if cases.is_study else self._merged.facts._of_rows
+        find = self._facts_of(cases).predict if cases.is_study else self._merged._of_rows
         mean, sd, bare_mean = find(cases, signal_sd(moe), with_sd)
         return Prediction(mean, sd, noise_sd, bare_mean)
 
@@ -210,27 +209,23 @@ class Residual:
 
     def _study_facts(self, point: Floats, labels: Mapping[str, Column]) -> StudyFacts:
         """Facts of a study from the coordinates of one row, shape (f,), and its classes."""
-        facts, fact_of_run = self._merged
+        facts = self._merged
         scale = class_covariance(labels, facts.labels)[0]
         scale *= likeness(point[None, OF_STUDY], facts.points[:, OF_STUDY])[0]
         least = NEGLIGIBLE * scale.max()
         order = np.argsort(-scale, kind="stable")
         order = order[scale[order] > least]
-        runs = np.argsort(-scale[fact_of_run], kind="stable")[:NEAREST]
-        runs = runs[scale[fact_of_run[runs]] > least]
-        precision = np.bincount(fact_of_run[runs], 1.0 / self.noise[runs], len(facts))[order]
-        nearest = order[: np.count_nonzero(precision)]
-        near_labels = {name: column[nearest] for name, column in facts.labels.items()}
-        near = facts.points[nearest]
-        prior = covariance(near, near_labels, near, near_labels)
-        prior += np.diag(1.0 / precision[: len(nearest)])
+        kept, implied = implied_by_few(facts.points[order], scale[order])
+        whole = np.zeros((len(kept), len(facts)))
+        whole[:, order] = implied
+        order = np.concatenate([order[kept], np.delete(order, kept)])
         ratio = ratio_within_domain(float(point[_LEAVES]), facts.points[order, _LEAVES])
         weights = facts.weights[order]
         return StudyFacts(
             points=facts.points[order],
             scale=scale[order],
             weights=np.column_stack([weights, ratio * weights]),
-            whitening=np.asarray(np.linalg.inv(np.linalg.cholesky(prior)), dtype=np.float64),
+            whitening=np.asarray(np.linalg.qr(facts._whitened(whole), mode="r"), dtype=np.float64),
         )
 
     def posterior_covariance(self, cases: Cases) -> Floats:
@@ -239,7 +234,7 @@ class Residual:
         own = covariance(points, labels, points, labels)
         if not len(self):
             return own
-        facts = self._merged.facts
+        facts = self._merged
         known = facts._whitened(covariance(points, labels, facts.points, facts.labels))
         left: Floats = own - known.T @ known
         return left
@@ -280,14 +275,6 @@ class Residual:
             errors=np.array(facts.errors, dtype=np.float64),
             noise=np.array(facts.noise, dtype=np.float64),
         )
-
-
-class _Merged(NamedTuple):
-    """Facts of distinct coordinates, in the order of the first run of each, and the fact that each
-    run belongs to."""
-
-    facts: Residual
-    fact_of_run: Column
 
 
 class _Facts(BaseModel):
