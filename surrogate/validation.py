@@ -18,6 +18,9 @@ from specs.runs import RunTable, comparison_sets
 
 Column = NDArray[Any]
 
+TIED_DECIMALS = 6
+"""Decimals of projections over the largest beyond which they differ by rounding alone."""
+
 UNSAFE_BELOW = 0.9
 """A memory projection under this share of the measured peak counts as unsafe."""
 
@@ -139,18 +142,20 @@ def ranking_metrics(
 ) -> dict[str, float | int | None]:
     """Ranking within ComparisonSets: mean Kendall tau and mean regret of the projected best.
 
-    Sets in which every measurement or every projection is the same have no ranking to find and are
-    left out.
+    Projections of configs that only differ in what no axis says are equal up to rounding: they are
+    ties, and of equal best projections any may be chosen. Sets in which every measurement or every
+    projection is the same have no ranking to find and are left out.
     """
     from scipy.stats import kendalltau
 
     taus, regrets = [], []
     for rows in comparison_sets(table, smallest).values():
         truth, guess = measured[rows], projected[rows]
+        guess = np.round(guess / np.abs(guess).max(), TIED_DECIMALS)
         if np.ptp(truth) == 0 or np.ptp(guess) == 0:
             continue
         taus.append(float(kendalltau(guess, truth).statistic))
-        regrets.append(1.0 - float(truth[np.argmax(guess)] / truth.max()))
+        regrets.append(1.0 - float(truth[guess == guess.max()].mean() / truth.max()))
     if not taus:
         return {"n": 0, "kendall_tau": None, "top1_regret": None}
     return {

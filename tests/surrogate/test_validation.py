@@ -73,6 +73,12 @@ def test_ranking_of_a_perfect_and_a_reversed_projection() -> None:
     assert reverse["kendall_tau"] == pytest.approx(-1.0)
     assert reverse["top1_regret"] == pytest.approx(1 - 100 / 103)
     assert ranking_metrics(table(3), truth[:3], truth[:3])["n"] == 0
+    # Rounding is no preference: with all but one tied, tau-b is that of the one.
+    tied = np.ones(len(runs))
+    tied[int(np.argmax(truth))] = 2.0
+    noise = np.random.default_rng(0).normal(0.0, 1e-12, len(runs))
+    assert ranking_metrics(runs, truth, tied + noise) == ranking_metrics(runs, truth, tied)
+    assert ranking_metrics(runs, truth, 1.0 + noise)["n"] == 0
 
 
 def test_batches_keep_groups_whole() -> None:
