@@ -24,6 +24,7 @@ from surrogate.memory_constants import IS_EAGER, MemoryConstants
 from surrogate.pipeline.stages import StageColumns
 from surrogate.states import (
     COMPUTE_BYTES,
+    StageParameters,
     column,
     padded_vocab,
     shards,
@@ -35,6 +36,8 @@ Column = NDArray[Any]
 
 GIB = 2.0**30
 REDUCED_BYTES = 4.0
+ALLREDUCE_ELEMENTS = 5e8
+"""``MEMORY_OPT_ALLREDUCE_SIZE`` (deepspeed/runtime/engine.py)."""
 
 
 class Outside(NamedTuple):
@@ -127,19 +130,29 @@ def unsharded_bytes(cases: Cases, stages: StageColumns, constants: MemoryConstan
     return gathered
 
 
-def bucket_bytes(cases: Cases, constants: MemoryConstants) -> Column:
-    """Buckets in which sharded gradients are reduced and weights gathered, (n,).
+def bucket_bytes(
+    cases: Cases, stages: StageColumns, parameters: StageParameters, constants: MemoryConstants
+) -> Column:
+    """Buckets in which sharded gradients are reduced and weights gathered, (n,) or (n, k).
 
     DeepSpeed without a pipeline keeps them at a fixed size (``reduce_bucket_size`` and
     ``allgather_bucket_size``, 5e8 elements); with one, BF16_Optimizer copies fp32 gradients into
-    buckets of as many (``MEMORY_OPT_ALLREDUCE_SIZE``, deepspeed/runtime/engine.py). Other
-    frameworks work in their gradient buffers.
+    buckets to reduce them, which close once they hold ALLREDUCE_ELEMENTS: one embedding may be
+    more. Other frameworks work in their gradient buffers.
     """
     c = cases.config
     ranks = c.data_parallel(cases.cluster.num_gpus) * c.cp
-    in_buckets = (c.pp == 1) | uses_bf16_optimizer(cases)
-    reduces = (ranks > 1) & in_buckets & (state_sharding(cases) >= int(Sharding.ZERO1))
-    return np.where(reduces, constants.reduce_bucket_gib[cases.stack.framework] * GIB, 0.0)
+    reduces = (ranks > 1) & (state_sharding(cases) >= int(Sharding.ZERO1))
+    fixed = constants.reduce_bucket_gib[cases.stack.framework] * GIB
+    held = column(np.where(reduces & (c.pp == 1), fixed, 0.0))
+    copies = reduces & (c.pp > 1) & uses_bf16_optimizer(cases)
+    if not np.any(copies):
+        return held
+    embedding = column(padded_vocab(cases) * cases.model.hidden_size / c.tp)
+    ends = stages.has_embedding | stages.has_output
+    elements = np.maximum(embedding * ends, ALLREDUCE_ELEMENTS)
+    elements = np.minimum(elements, parameters.total)
+    return np.asarray(np.where(column(copies), REDUCED_BYTES * elements, held))
 
 
 def communicators(cases: Cases) -> Column:

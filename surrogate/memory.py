@@ -275,7 +275,8 @@ def _parts(cases: Cases, stages: StageColumns, constants: MemoryConstants) -> _P
     # The logits are freed before the last layer's backward pass fills the working set.
     beyond_working = np.maximum(logits - working, 0.0)
     activations = kept + working
-    shared = unsharded_bytes(cases, stages, constants) + column(bucket_bytes(cases, constants))
+    shared = unsharded_bytes(cases, stages, constants)
+    shared = shared + bucket_bytes(cases, stages, parameters, constants)
     shared = shared + column(dispatch_bytes(cases, constants)) * (stages.moe_layers > 0)
     live = activations + beyond_working + shared
     temporary = column(constants.optimizer_temporary[cases.stack.framework]) * states.optimizer

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from memory_cases import DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X22B, gpu, prior_constants, study
+from numpy.typing import NDArray
 
 from specs.choices import MoeDispatcher, Precision, Sharding
 from specs.config import TrainingConfig
@@ -20,7 +21,9 @@ from surrogate.buffers import (
     outside,
     unsharded_bytes,
 )
+from surrogate.cases import Cases
 from surrogate.pipeline.stages import stage_columns
+from surrogate.states import stage_parameters
 
 GIB = 2**30
 
@@ -96,8 +99,24 @@ def test_deepspeed_reduces_in_buckets(
     copies fp32 gradients into buckets with a pipeline too (deepspeed/runtime/engine.py)."""
     stack = Stack(framework=Framework.MEGATRON_DEEPSPEED)
     config = TrainingConfig(pp=pp, precision=precision, sharding=sharding)
-    held = bucket_bytes(study(LLAMA_8B, config, stack=stack), prior_constants())
-    assert bool(held[0] > 0) is reduces
+    cases = study(LLAMA_8B, config, stack=stack)
+    held = buckets(cases)
+    assert bool(held.max() > 0) is reduces
+    if pp > 1 and reduces:
+        assert held.max() == 4 * max(5e8, 128_256 * 4096)
+
+
+def buckets(cases: Cases) -> NDArray[np.float64]:
+    """Bytes of the buckets of each stage."""
+    stages = stage_columns(cases)
+    return bucket_bytes(cases, stages, stage_parameters(cases, stages), prior_constants())
+
+
+def test_buckets_hold_no_more_than_there_is_to_reduce() -> None:
+    small = LLAMA_8B.model_copy(update={"num_layers": 4, "vocab_size": 1024})
+    cases = study(small, TrainingConfig(pp=4), stack=Stack(framework=Framework.DEEPSPEED))
+    stages = stage_columns(cases)
+    assert buckets(cases).max() == 4 * stage_parameters(cases, stages).total.max() < 4 * 5e8
 
 
 def test_communicators_are_counted_by_dimension() -> None:
