@@ -170,7 +170,7 @@ def read_row(
         out_of_memory=row["run_id"].lower().endswith("-oom"),
         recompute_unknown=recompute_unknown,
         batch_assumed=not row.get("gbs"),
-        unstated=", ".join(unstated_facts(row, config, sizes["dp"])),
+        unstated=", ".join(unstated_facts(row, config, sizes["dp"], recompute_unknown)),
     )
 
 

@@ -20,25 +20,30 @@ _OFFLOADED = re.compile(
 """Megatron's offloading of activations, of modules or of layers, which no column states."""
 
 
-def unstated_facts(row: Mapping[str, str], config: TrainingConfig, dp: int) -> tuple[str, ...]:
+def unstated_facts(
+    row: Mapping[str, str], config: TrainingConfig, dp: int, recompute_unknown: bool
+) -> tuple[str, ...]:
     """Names of the facts, among those on which the peak of this layout depends, left unsaid.
 
     Args:
         row: column name -> text, "" where not stated.
         config: what the row was read as.
         dp: its data-parallel ranks.
+        recompute_unknown: whether neither the row nor the default of its framework says what it
+            recomputes.
 
     Returns:
         Columns; ``rank`` where a pipeline's peak is that of a rank which the row does not name;
         ``offload`` where activations lie in host memory, of which no column says how many; ``dp``
         where the ranks that would share states do not get a microbatch each.
     """
-    columns = ["recompute", "mbs"]
+    columns = ["mbs"]
     if dp * config.cp > 1:
         columns.append("sharding")
     if config.schedule is Schedule.INTERLEAVED or row.get("schedule") == "interleaved":
         columns.append("vpp")
-    left_open = [name for name in columns if not row.get(name)]
+    left_open = ["recompute"] if recompute_unknown else []
+    left_open += [name for name in columns if not row.get(name)]
     failed = row["run_id"].lower().endswith("-oom")
     counter = row.get("memory_counter", "").lower()
     if row.get("peak_mem_gb") and not failed and counter in ("", "unknown"):

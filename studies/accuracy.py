@@ -15,7 +15,7 @@ from specs.runs import RunTable, read_runs
 from studies.run_refusals import check_some_usable
 from surrogate.in_sample import calibrated_with, learned_from
 from surrogate.learned import Learned
-from surrogate.memory import fit_probability, interval_half_width, memory_log_sd
+from surrogate.memory import fit_probability, interval_half_width, memory_doubt, memory_log_sd
 from surrogate.memory_calibration import MemoryFacts
 from surrogate.run_cases import cases_of
 from surrogate.validation import (
@@ -145,13 +145,14 @@ def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
 
 
 def memory_projected(table: RunTable, known: MemoryFacts) -> Projected:
-    """Peak memory in GiB in the reading of each row's counter, with its 90% interval."""
+    """Peak memory in GiB in the reading of each row's counter, with its 90% interval: wider where
+    the row leaves unsaid what decides its memory."""
     if not len(table):
         return Projected.empty(0)
     cases = cases_of(table)
     counters = np.where(table.memory_counter == "", "device", table.memory_counter)
     peak = known.reading(cases, counters)
-    half = interval_half_width(np.broadcast_to(memory_log_sd(cases), (len(table),)))
+    half = interval_half_width(memory_log_sd(cases) * memory_doubt(table.unstated != ""))
     return Projected(peak, peak * np.exp(-half), peak * np.exp(half))
 
 

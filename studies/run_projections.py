@@ -35,7 +35,7 @@ def projected_rows(table: RunTable, learned: Learned) -> list[Row]:
     if len(table):
         cases = cases_of(table)
         found = learned.projections_of(table)
-        fits = learned.peaks().fit_probability(cases, found.device_gib)
+        fits = learned.peaks().fit_probability(cases, found.device_gib, table.unstated != "")
         found = replace(found, fit_probability=fits)
         for index in range(len(table)):
             rows[int(table.row[index])] = _row(str(table.run_id[index]), found, index)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surrogate.constants import ConstantFile
-from surrogate.memory import fit_probability, interval_half_width
+from surrogate.memory import fit_probability, interval_half_width, memory_doubt
 from surrogate.memory_fitting import MemoryRuns, judged, left_out_readings, left_out_spreads
 from surrogate.validation import Projected, error_metrics, unsafe_share
 
@@ -39,13 +39,14 @@ def memory_left_out(
         their memory (``stated``) and the others (``unstated``), ``amd``, ``nvidia`` and each stack
         (``stacks``); ``out_of_memory`` {n, called_fitting, surely: P(fits) of 90% or more};
         ``ran`` {n, called_too_large} and ``reliability``, see ``reliability_table``. Intervals and
-        P(fits) are those of spreads that other groups taught.
+        P(fits) are those of spreads that other groups taught, wider where a row is ``unstated``.
     """
     lines = {"fold": runs.fold.astype(str), "source": publishers}
     found = {}
     for name, labels in lines.items():
         reading = left_out_readings(runs, labels, learned)
-        found[name] = _metrics(runs, reading, left_out_spreads(runs, labels, reading, learned))
+        spread = left_out_spreads(runs, labels, reading, learned)
+        found[name] = _metrics(runs, reading, spread * memory_doubt(~runs.stated))
     return found
 
 

@@ -28,6 +28,7 @@ from surrogate.memory import (
     explain_gap,
     fit_probability,
     memory,
+    memory_doubt,
     memory_log_sd,
 )
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
@@ -219,7 +220,9 @@ class MemoryFacts:
         found = self._failed_by_job(cases) if is_study(cases) else []
         return found[0][1] if found else None
 
-    def fit_probability(self, cases: Cases, device_gib: Column) -> Column:
+    def fit_probability(
+        self, cases: Cases, device_gib: Column, unstated: Column | None = None
+    ) -> Column:
         """Probability that every row stays below capacity, given which runs did not, shape (n,).
 
         What a projection misses is shared by the configs of a job: one that is projected no leaner
@@ -228,13 +231,18 @@ class MemoryFacts:
         Args:
             cases: n rows, of one job or of many.
             device_gib: what is projected of them (``memory``), shape (n,).
+            unstated: rows of a table of runs that leave unsaid what decides their memory, shape
+                (n,); none where not given.
         """
-        found = fit_probability(device_gib, cases.cluster.hbm_gib, memory_log_sd(cases))
+        nothing = np.zeros(len(cases), dtype=bool)
+        wider = memory_doubt(nothing if unstated is None else unstated)
+        found = fit_probability(device_gib, cases.cluster.hbm_gib, memory_log_sd(cases) * wider)
         for rows, failed in self._failed_by_job(cases):
-            sd, capacity_gib = memory_log_sd(failed), failed.cluster.hbm_gib
+            owners = rows[:1] if is_study(cases) else rows
+            doubt = np.repeat(wider[owners], len(failed) // len(owners))
+            sd, capacity_gib = memory_log_sd(failed) * doubt, failed.cluster.hbm_gib
             chance = fit_probability(self.memory(failed).device_gib, capacity_gib, sd)
-            owners = 1 if is_study(cases) else len(rows)
-            least = chance.reshape(owners, -1).max(axis=1)
+            least = chance.reshape(len(owners), -1).max(axis=1)
             found[rows] = np.maximum(found[rows] - least, 0.0) / np.maximum(1.0 - least, 1e-12)
         return np.where(self.ran_out(cases), 0.0, found)
 

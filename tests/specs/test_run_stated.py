@@ -20,6 +20,7 @@ FULL = {
     [
         ({}, ""),
         ({"recompute": "", "mbs": ""}, "recompute, mbs"),
+        ({"recompute": "", "framework": "MaxText"}, ""),
         ({"sharding": ""}, "sharding"),
         ({"sharding": "", "dp": "1", "num_gpus": "16"}, ""),
         ({"schedule": "interleaved"}, "vpp"),

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from studies.cli.main import call
 from studies.run_projections import COLUMNS
+from surrogate.memory import UNSTATED_WIDTH
 
 HEADER = (
     "run_id,source,gpu,gpus_per_node,num_gpus,framework,model,precision,seq_len,gbs,mbs,tp,pp,dp,"
@@ -242,3 +244,24 @@ def test_a_calibration_with_impossible_numbers_is_refused(
     capsys.readouterr()
     assert call(["validate", str(runs), "--models", models, "--calibration", str(out)]) == 2
     assert field in capsys.readouterr().err
+
+
+def test_a_row_that_leaves_its_memory_open_is_less_sure_of_it(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, out = str(tmp_path / "models.json"), tmp_path / "out.csv"
+    text, found = runs.read_text(), []
+    for sharding in ("none", ""):
+        runs.write_text(text.replace("zero1", sharding))
+        assert call(["project", "--runs", str(runs), "--models", models, "--csv", str(out)]) == 0
+        capsys.readouterr()
+        with out.open() as file:
+            row = next(csv.DictReader(file))
+        command = ["validate", str(runs), "--models", models, "--json"]
+        assert call(command) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        found.append((row["device_gib"], float(row["fit_probability"]), memory["half_width90"]))
+    (gib, sure, narrow), (same_gib, less_sure, wide) = found
+    assert gib == same_gib
+    assert 0.5 < less_sure < sure
+    assert np.arcsinh(wide) == pytest.approx(UNSTATED_WIDTH * np.arcsinh(narrow))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_memory_fitting import priors, runs
 
+from surrogate.memory import UNSTATED_WIDTH
 from surrogate.memory_accuracy import memory_left_out, reliability_table
 from surrogate.memory_fitting import left_out_readings, left_out_spreads
 
@@ -43,6 +44,18 @@ def test_failures_and_runs_without_a_peak_are_counted_against_capacity() -> None
         assert line["out_of_memory"]["surely"] <= line["out_of_memory"]["called_fitting"]
         assert (line["stated"]["n"], line["unstated"]["n"]) == (n - 3, 1)
         assert sum(part["n"] for part in line["reliability"]) == 2
+
+
+def test_rows_that_leave_something_unsaid_have_wider_intervals() -> None:
+    told = runs({})
+    n = len(told.measured_gib)
+    found = []
+    for stated in (True, False):
+        table = dataclasses.replace(told, stated=np.full(n, stated))
+        found.append(memory_left_out(table, np.arange(n).astype(str), priors())["fold"])
+    narrow, wide = (np.arcsinh(line["half_width90"]) for line in found)
+    assert found[0]["mape"] == found[1]["mape"]
+    assert wide / narrow == pytest.approx(UNSTATED_WIDTH, rel=0.02)
 
 
 def test_reliability_compares_probability_with_what_happened() -> None:

@@ -15,7 +15,7 @@ from surrogate.calibration import Calibration
 from surrogate.calibration_file import read_calibration, write_calibration
 from surrogate.cases import Cases
 from surrogate.learned import Learned, shipped
-from surrogate.memory import fit_probability, memory, memory_log_sd
+from surrogate.memory import UNSTATED_WIDTH, fit_probability, memory, memory_log_sd
 from surrogate.memory_calibration import LARGEST_LOG_ERROR, MemoryFacts
 from tests.surrogate.learned_cases import study
 
@@ -122,3 +122,22 @@ def test_a_table_of_many_jobs_fits_as_each_job_does() -> None:
     assert (alone[0] < plain - 0.1).any()
     assert facts.failed_here(other) is None
     assert len(facts.failed_here(one) or ()) == 2
+
+
+def test_a_row_that_leaves_its_memory_open_fits_less_surely() -> None:
+    cases, unstated = study(), np.ones(len(study()), dtype=bool)
+    held, capacity_gib = memory(cases).device_gib, cases.cluster.hbm_gib
+    nothing = MemoryFacts.nothing()
+    found = nothing.fit_probability(cases, held, unstated)
+    sd = UNSTATED_WIDTH * memory_log_sd(cases)
+    assert found == pytest.approx(fit_probability(held, capacity_gib, sd))
+    assert nothing.fit_probability(cases, held, ~unstated) == pytest.approx(
+        nothing.fit_probability(cases, held)
+    )
+    # What is no leaner than a config that ran out does not fit, however wide the spread.
+    row = row_below(0.85)
+    facts = failed(row)
+    moved = facts.memory(cases).device_gib
+    told = facts.fit_probability(cases, moved, unstated)
+    assert told[moved >= moved[row]] == pytest.approx(0.0, abs=1e-12)
+    assert (told[moved < moved[row] * 0.5] > 0.0).all()
