@@ -86,11 +86,18 @@ def learn_cases(
         start: see ``learn``.
     """
     problem = _Joint.solved(cases, measured_s, weights, start)
-    constants = problem.constants()
-    log_error = np.log(step_time(cases, constants, stages=problem.stages).step_time_s / measured_s)
+    found = _with_residual(cases, measured_s, problem.constants(), problem.stages)
+    return replace(found, posterior_sd=problem.posterior_sd)
+
+
+def _with_residual(
+    cases: Cases, measured_s: Floats, constants: TimeConstants, stages: StageColumns
+) -> Learned:
+    """Constants and the residual beside them."""
+    log_error = np.log(step_time(cases, constants, stages=stages).step_time_s / measured_s)
     return Learned(
         constants=constants,
-        posterior_sd=problem.posterior_sd,
+        posterior_sd={},
         residual=Residual.fit(cases, log_error),
         intervals=Intervals.gaussian(),
         calibration=Calibration.nothing(),
@@ -145,10 +152,7 @@ class _Joint:
 
     def step(self, share: float = 1.0) -> None:
         """Goes this share of the way to the posterior mean of the linearised problem."""
-        log_step, slopes = self.linearised()
-        # Error of tokens/s if the constants were at their priors, to first order.
-        error = log_step - self.target + slopes @ (self.prior - self.theta)
-        spread = slopes * self.sd
+        error, spread = self.at_priors()
         prior = self.shared + spread @ spread.T
         noise = reweighted_noise(prior, self.moe, error)
         solved = np.linalg.solve(prior + np.diag(noise), np.column_stack([error, spread]))
@@ -158,7 +162,14 @@ class _Joint:
         posterior = self.sd * np.sqrt(np.maximum(1.0 - explained, 0.0))
         self.posterior_sd = dict(zip(self.design.names, map(float, posterior), strict=True))
 
-    def linearised(self) -> tuple[Floats, Floats]:
+    def at_priors(self) -> tuple[Floats, Floats]:
+        """(log errors of tokens/s if the constants were at their priors, to first order, shape
+        (n,); what one prior sd of each constant changes, shape (n, constants))."""
+        log_step, slopes = self._linearised()
+        error: Floats = log_step - self.target + slopes @ (self.prior - self.theta)
+        return error, slopes * self.sd
+
+    def _linearised(self) -> tuple[Floats, Floats]:
         """Log step times and their derivatives by every log constant, shape (n, constants)."""
         rates = self.design.rates(self.theta)
         base = np.log(step_time(self.cases, rates=rates, stages=self.stages).step_time_s)
@@ -188,9 +199,7 @@ class _Solved:
     def __init__(self, cases: Cases, measured_s: Floats, weights: Floats) -> None:
         self.cases, self.measured_s, self.weights = cases, measured_s, weights
         self.problem = problem = _Joint.solved(cases, measured_s, weights)
-        log_step, slopes = problem.linearised()
-        self.error = log_step - problem.target + slopes @ (problem.prior - problem.theta)
-        self.spread = slopes * problem.sd
+        self.error, self.spread = problem.at_priors()
         self.covariance = problem.shared + self.spread @ self.spread.T
         self.everything = self._solution(np.arange(len(cases)))
 
@@ -209,10 +218,7 @@ class _Solved:
         cases, measured_s = self.cases.take(kept), self.measured_s[kept]
         if np.abs(moved).max(initial=0.0) > LINEAR_UP_TO:
             return learn_cases(cases, measured_s, self.weights[kept], constants)
-        log_step = np.log(step_time(cases, constants, stages=problem.stages.take(kept)).step_time_s)
-        residual = Residual.fit(cases, log_step - np.log(measured_s))
-        return replace(Learned.nothing(), constants=constants, residual=residual,
-                       calibration=Calibration.nothing())  # fmt: skip
+        return _with_residual(cases, measured_s, constants, problem.stages.take(kept))
 
     def _solution(self, rows: NDArray[np.int64]) -> Floats:
         """Posterior mean of the log constants from these rows."""

@@ -91,10 +91,10 @@ def refuted_by(cases: Cases, failed: Column, finished: Column) -> dict[int, int]
         By row that is contradicted, the row of its job that finished and needs most.
     """
     needed, jobs = memory(cases).device_gib, [job_key(job) for job in jobs_of(cases)]
-    largest: dict[tuple[str, ...], int] = {}
+    neediest: dict[tuple[str, ...], int] = {}
     for row in sorted(finished.tolist(), key=lambda row: needed[row]):
-        largest[jobs[row % len(jobs)]] = row
-    found = {row: largest.get(jobs[row % len(jobs)]) for row in failed.tolist()}
+        neediest[jobs[row % len(jobs)]] = row
+    found = {row: neediest.get(jobs[row % len(jobs)]) for row in failed.tolist()}
     return {
         row: other
         for row, other in found.items()
