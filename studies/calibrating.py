@@ -18,7 +18,7 @@ from specs.files import input_file
 from specs.runs import Refusal, RunTable
 from studies.job import Job
 from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
-from surrogate.calibration_file import read_calibration
+from surrogate.calibration_file import FIELDS, read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
 from surrogate.memory_calibration import MemoryFacts, is_doubtful
@@ -32,8 +32,6 @@ DISAGREES_FROM = 2.0
 """A run disagrees with the others if its error is this many sd from what they say."""
 ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
 """What a calibration file says of its origin; nothing is computed from it."""
-FIELDS = (*ABOUT, "schema_version", "projections", "bias", "bias_sd", "features", "constants",
-          "runs", "peaks", "out_of_memory")  # fmt: skip
 NOTHING_STATED = (
     "tokens_per_s_per_gpu, step_time_s, a peak of memory or an end out of memory (a run_id that "
     "ends in -oom), and the config, must be stated"
@@ -106,7 +104,7 @@ def _current(path: Path) -> Calibration:
     calibration = read_calibration(path)
     unknown = sorted(set(calibration.about) - set(ABOUT))
     if unknown:
-        near = get_close_matches(unknown[0], FIELDS, n=1)
+        near = get_close_matches(unknown[0], (*ABOUT, *FIELDS), n=1)
         meant = f"; is it {near[0]}?" if near else "; leave it out."
         raise InputError(f"{path} has a field that calibrations do not have: {unknown[0]}{meant}")
     known = len(calibration) or not calibration.peaks.is_empty

@@ -60,7 +60,9 @@ class _File(BaseModel):
     checksum: str
 
 
-_COVERED = set(_File.model_fields) - {"checksum"}
+FIELDS = tuple(_File.model_fields)
+"""What a file is computed with, and the checksum of it."""
+_COVERED = set(FIELDS) - {"checksum"}
 
 
 def calibration_json(calibration: Calibration) -> dict[str, Any]:
