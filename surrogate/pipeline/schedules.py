@@ -61,8 +61,8 @@ def pipeline_idle_s(
     The microbatch group of interleaved is no argument: any legal group idles as long.
 
     Accuracy against the simulation, in parts of the step: exact, except zb-heuristic at
-    m = 3(p-1) 2.5%; V-half and V-min 0.5% up to 32 ranks for times in
-    ``schedule_tables.TIMES_CONE``, 4% up to 64 ranks where m >= p.
+    m = 3(p-1) 2.5%; V-half and V-min, for times in ``schedule_tables.TIMES_CONE``, 0.2% up to 32
+    ranks and 2p microbatches, 1% up to 32 ranks and more, 4% up to 64 ranks where m >= p.
     """
     columns = np.broadcast_arrays(
         schedule, pp, microbatches, vpp, forward_s, input_gradient_s, weight_gradient_s
