@@ -12,7 +12,7 @@ from hypothesis import settings
 from tests.nursery import Nursery
 
 # A busy machine is slow; speed is measured in benchmarks, not in tests. The same code passes or
-# fails the same way each time; ``pytest --hypothesis-profile explore`` looks for examples never tried.
+# fails the same way each time; `pytest --hypothesis-profile explore` tries other examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile("repeatable")
