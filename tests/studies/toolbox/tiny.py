@@ -18,16 +18,15 @@ TINY = {
 }
 
 
-def tiny_model(dtype: str = "float32", attention: str = "eager", layers: int = 2) -> Any:
+def tiny_model(dtype: str = "float32", attention: str = "eager") -> Any:
     """A tiny Qwen2 with random weights that attend far and unevenly, as trained ones do."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from studies.toolbox.models import cast_parameters
 
-    config = TINY | {"num_hidden_layers": layers}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**config)).eval()
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**TINY)).eval()
     for layer in model.model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
             projection.weight.data *= 4

@@ -25,8 +25,12 @@ def plain() -> Any:
 
 
 def shallow() -> Any:
-    """One layer: compiling takes half as long."""
-    return tiny_model(attention="sdpa", layers=1)
+    """A GPT-2 of one layer: few kernels, so that compiling takes seconds."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=1, n_embd=32, n_head=2, n_inner=32, n_positions=64, vocab_size=64)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
 
 
 def hangs() -> Any:
