@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tests import warm
@@ -21,7 +24,8 @@ READY_S = 120.0
 class Nursery:
     """Where processes are forked: one that has imported everything waits for what to become."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = warm.COMMANDS) -> None:
+        self.modules = modules
         self.folder = Path(tempfile.mkdtemp(prefix="foretune-warm-"))
         self.socket = str(self.folder / "socket")
         self._server: subprocess.Popen[bytes] | None = None
@@ -29,11 +33,13 @@ class Nursery:
     def ready(self) -> str:
         """The socket, once processes can be asked for there."""
         if self._server is None:
-            threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            changed = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+            # LiteLLM and DSPy read these as they are imported: nothing from the net, no file left.
+            changed |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DSPY_CACHEDIR": str(self.folder)}
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", "serve", self.socket],
+                [sys.executable, "-m", "tests.warm", "serve", self.socket, *self.modules],
                 cwd=ROOT,
-                env=os.environ | threads | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | changed | {"PYTHONPATH": str(ROOT)},
             )
         deadline = time.monotonic() + READY_S
         while not Path(self.socket).exists():
@@ -46,12 +52,29 @@ class Nursery:
         """A process that runs what ``python`` runs with these arguments, in the repository."""
         return Process(self.ready(), list(arguments), environment)
 
+    def python(self) -> str:
+        """A program that stands in for ``python``, with everything imported: a path."""
+        program = self.folder / "python"
+        program.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" -S "{warm.__file__}" "{self.ready()}" "$@"\n'
+        )
+        program.chmod(0o755)
+        return str(program)
+
     def close(self) -> None:
         """Ends the process that the others are forked from."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
         shutil.rmtree(self.folder)
+
+
+@cache
+def python_with(modules: Sequence[str]) -> str:
+    """A program that stands in for ``python`` with these modules imported, until the tests end."""
+    nursery = Nursery(modules)
+    atexit.register(nursery.close)
+    return nursery.python()
 
 
 class Process:

@@ -4,20 +4,24 @@ A process of Python imports for two seconds of CPU time before it does anything 
 start many take them from a ``Nursery``: each is a process of its own, with its own arguments,
 environment, folder, files and process group, and can be killed as any other.
 
-A shell starts one with ``python -S tests/warm.py SOCKET ARGUMENTS``, where ARGUMENTS are those of
-``python``: ``-m MODULE ...``, ``-c CODE ...`` or ``FILE ...``.
+It ends with the process that asked for it. A shell starts one with ``python -S tests/warm.py SOCKET
+ARGUMENTS``, where ARGUMENTS are those of ``python``: ``-m MODULE ...``, ``-c CODE ...`` or
+``FILE ...``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-MODULES = (
+COMMANDS = (
     "foretune", "optuna", "pandas", "plotly.graph_objects", "plotly.io", "scipy.stats",
     "sklearn.gaussian_process", "sqlalchemy", "search.pool_sampler", "studies.cli.main",
     "studies.measured_loop", "studies.plan.run", "studies.real_runs", "studies.report.report",
@@ -25,27 +29,25 @@ MODULES = (
     "surrogate.validation",
 )  # fmt: skip
 """What commands import; one that needs more imports it itself."""
+LANGUAGE_MODELS = ("dspy", "litellm", "litellm.main", "search.llm.program", "search.llm.worker")
+"""What a process that talks to a model imports."""
+TORCH = (
+    "studies.toolbox.worker", "torch", "transformers.generation",
+    "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2",
+)  # fmt: skip
+"""What a worker of the toolbox imports."""
 KILLED = 128 + signal.SIGKILL
 
 
-def serve(path: str) -> None:
+def serve(path: str, modules: Sequence[str]) -> None:
     """Forks a process for every client until it is ended or its parent has ended."""
     import importlib
-    import pkgutil
 
     parent = os.getppid()
-    for name in MODULES:
+    for name in modules:
         importlib.import_module(name)
-    import optuna
-
-    import studies.cli
-    from surrogate.learned import shipped
-
-    for module in pkgutil.iter_modules(studies.cli.__path__):
-        importlib.import_module(f"studies.cli.{module.name}")
-    shipped()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    optuna.storages.RDBStorage("sqlite:///:memory:")  # imports what opens a database
+    if "foretune" in modules:
+        _warm_commands()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -60,6 +62,23 @@ def serve(path: str) -> None:
             server.close()
             _become(client)
         client.close()
+
+
+def _warm_commands() -> None:
+    """Loads what every command of foretune loads."""
+    import importlib
+    import pkgutil
+
+    import optuna
+
+    import studies.cli
+    from surrogate.learned import shipped
+
+    for module in pkgutil.iter_modules(studies.cli.__path__):
+        importlib.import_module(f"studies.cli.{module.name}")
+    shipped()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.storages.RDBStorage("sqlite:///:memory:")  # imports what opens a database
 
 
 def _become(client: socket.socket) -> None:
@@ -77,6 +96,7 @@ def _become(client: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     client.sendall(os.getpid().to_bytes(4, "little"))
+    threading.Thread(target=_end_with, args=(client,), daemon=True).start()
     code = 1
     try:
         _run(asked["arguments"])
@@ -92,6 +112,14 @@ def _become(client: socket.socket) -> None:
         sys.stderr.flush()
         client.sendall(bytes([code]))
         os._exit(code)
+
+
+def _end_with(client: socket.socket) -> None:
+    """Kills this process and what it started once who asked for it has ended."""
+    closed = select.poll()
+    closed.register(client, 0)  # tells of a hang-up alone
+    closed.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _run(arguments: list[str]) -> None:
@@ -137,7 +165,7 @@ def pid_of(server: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        sys.exit(serve(sys.argv[2]))
+        sys.exit(serve(sys.argv[2], sys.argv[3:]))
     with ask(sys.argv[1], sys.argv[2:], str(Path.cwd()), [0, 1, 2]) as connection:
         pid_of(connection)
         answer = connection.recv(1)

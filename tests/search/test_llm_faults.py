@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from search.llm.consultant import LiveConsultant
 from search.llm.recording import Recording
 from search.llm.schema import Reply, read_reply
 from tests.llm_server import MODES, TRANSPORT, LlmServer, proposals
+from tests.nursery import python_with
+from tests.warm import LANGUAGE_MODELS
 
 if importlib.util.find_spec("litellm") is None or importlib.util.find_spec("dspy") is None:
     pytest.skip("pip install 'foretune[llm]'", allow_module_level=True)
@@ -29,6 +32,8 @@ from search.llm.redirects import REDIRECTED
 CANARY = "sk-canary-0123456789abcdef"
 ENDING = ("hung", "drip", "huge")
 """Modes that never end: the worker is ended and another one started."""
+LANES = 4
+"""Workers that are asked at once."""
 READABLE = {
     "good", "fenced", "wrong_members", "illegal", "near_miss", "duplicates", "unknown_axes",
     "too_big", "nan", "huge_numbers", "html", "many",
@@ -44,6 +49,12 @@ def environment() -> Iterator[None]:
     os.environ.pop("FORETUNE_LLM_API_KEY")
     if before is not None:
         os.environ["FORETUNE_LLM_API_KEY"] = before
+
+
+@pytest.fixture(autouse=True)
+def warm_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start without importing anything; ``tests/studies/test_llm.py`` starts whole ones."""
+    monkeypatch.setattr(sys, "executable", python_with(LANGUAGE_MODELS))
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +86,44 @@ def ask(client: Client, server: LlmServer, mode: str, left_s: float) -> Reply | 
     return read_reply(found["fields"])
 
 
-def test_every_mode_ends_in_a_reply_or_one_sentence(client: Client, server: LlmServer) -> None:
+def outcomes_in(modes: Sequence[str]) -> dict[str, Reply | str]:
+    """What comes of one question in each mode, asked of one worker, which then still answers."""
+    outcomes = {}
+    with LlmServer() as server:
+        client = Client(Endpoint("openai/small", server.url))
+        try:
+            for mode in modes:
+                outcomes[mode] = ask(client, server, mode, 40.0)
+                assert len(server.requests) <= 3, mode
+            # The study goes on.
+            assert isinstance(ask(client, server, "good", 40.0), Reply)
+        finally:
+            client.close()
+    return outcomes
+
+
+def test_every_mode_ends_in_a_reply_or_one_sentence(environment: None) -> None:
+    del environment
     assert len(MODES) >= 30
     assert len(TRANSPORT) >= 12
+    modes = [mode for mode in MODES if mode not in ENDING]
+    with ThreadPoolExecutor(LANES) as lanes:  # another try comes a second later
+        found = lanes.map(outcomes_in, [modes[lane::LANES] for lane in range(LANES)])
+        outcomes = {mode: outcome for lane in found for mode, outcome in lane.items()}
+    assert set(outcomes) == set(modes)
     said = {}
-    for mode in [m for m in MODES if m not in ENDING]:
-        outcome = ask(client, server, mode, 40.0)
+    for mode, outcome in outcomes.items():
         assert isinstance(outcome, Reply) == (mode in READABLE), (mode, outcome)
         if isinstance(outcome, str):
             assert outcome
             assert "\n" not in outcome
             assert len(outcome) < 400
             said[mode] = outcome
-        assert len(server.requests) <= 3, mode
     assert "too many requests" in said["status_429"]
     assert "refuses the key" in said["status_401"]
     assert "does not know the model" in said["status_404"]
     assert "cut off" in said["cut"]
     assert "cannot be read" in said["prose"]
-    # The study goes on: the same worker still answers well.
-    assert isinstance(ask(client, server, "good", 40.0), Reply)
 
 
 @pytest.mark.parametrize("mode", ENDING)
@@ -103,7 +132,7 @@ def test_a_reply_that_never_ends_is_ended(client: Client, server: LlmServer, mod
     process = client._process
     assert process is not None
     began = time.monotonic()
-    outcome = ask(client, server, mode, 2.0)
+    outcome = ask(client, server, mode, 1.0)
     assert time.monotonic() - began < 20.0  # and not the 2 minutes or the forever of the server
     assert isinstance(outcome, str), outcome
     assert process.poll() is not None

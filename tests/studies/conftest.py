@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from studies.cli.main import call
+from tests.nursery import python_with
 from tests.studies.postgres import Postgres, binaries
+from tests.warm import LANGUAGE_MODELS
 
 SMALL_STUDY = """\
 name: small
@@ -28,7 +31,7 @@ baseline: {tp: 2, pp: 2, mbs: 1, sharding: zero1}
 axes:
   tp: [1, 2, 4]
   pp: [1, 2, 4]
-  cp: [1, 2]
+  cp: 1
   mbs: [1, 2, 4]
   vpp: [1, 2]
   schedule: [1f1b, interleaved, zbv]
@@ -102,6 +105,12 @@ def foretune(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def warm_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that talk to a model start without importing anything."""
+    monkeypatch.setattr(sys, "executable", python_with(LANGUAGE_MODELS))
 
 
 @pytest.fixture(scope="session")

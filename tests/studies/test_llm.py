@@ -147,6 +147,7 @@ def test_a_model_proposes_is_recorded_and_is_replayed_bit_for_bit(
 
 
 @needs_llm
+@pytest.mark.usefixtures("warm_llm")
 def test_no_server_no_harm(small_study: Path, tmp_path: Path, foretune: Command) -> None:
     plain = foretune("tune", small_study, "--out", tmp_path / "plain", "--json").json
     alone = foretune(
@@ -162,6 +163,7 @@ def test_no_server_no_harm(small_study: Path, tmp_path: Path, foretune: Command)
 
 
 @needs_llm
+@pytest.mark.usefixtures("warm_llm")
 def test_a_study_goes_to_the_named_server_alone(
     small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_study_goes_to_the_named_server_alone(
 
 
 @needs_llm
+@pytest.mark.usefixtures("warm_llm")
 def test_budgets_hold_before_a_call_is_made(
     small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
@@ -215,6 +218,7 @@ def test_options_that_contradict_each_other(
 
 
 @needs_llm
+@pytest.mark.usefixtures("warm_llm")
 @pytest.mark.parametrize("command", ["tune", "ask"])
 def test_a_provider_without_its_key_is_refused_at_once(
     command: str, small_study: Path, tmp_path: Path, foretune: Command,
@@ -250,6 +254,7 @@ def test_nothing_of_a_model_is_imported_unless_it_is_named() -> None:
 
 
 @needs_llm
+@pytest.mark.usefixtures("warm_llm")
 def test_a_model_beside_the_acquisition_of_real_runs(
     small_study: Path, tmp_path: Path, foretune: Command, key: str
 ) -> None:
