@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.nursery import python_with
 from tests.studies.toolbox.tiny import TINY
+from tests.warm import TORCH
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +20,12 @@ def needs_torch() -> None:
     pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install 'foretune[toolbox]'"
     )
+
+
+@pytest.fixture
+def warm_torch(needs_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Workers start without importing anything; what ended one is not told, but that it ended."""
+    monkeypatch.setattr(sys, "executable", python_with(TORCH))
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ STUDY = {
 }
 
 
+@pytest.mark.usefixtures("warm_torch")
 def test_a_study_from_profile_to_verdicts_and_again_without_a_process(
     tiny_config: Path, foretune: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:

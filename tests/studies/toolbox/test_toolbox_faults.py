@@ -27,6 +27,7 @@ from studies.toolbox.workload import Generation
 from tests.studies.toolbox.tiny import TINY, tiny_model
 
 pytestmark = pytest.mark.usefixtures("needs_torch")
+WARM = pytest.mark.usefixtures("warm_torch")
 MATH = Bundle.of({"sdpa_attention": "math"})
 
 
@@ -47,31 +48,48 @@ def silent(_event: str, _content: Any) -> None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("factory", "verdict", "words"),
-    [
-        ("raises", Verdict.FAILED, "this tool is broken"),
-        ("runs_out_of_device_memory", Verdict.OUT_OF_MEMORY, "80 GiB"),
-        ("runs_out_of_host_memory", Verdict.OUT_OF_MEMORY, "memory runs out"),
-        ("dies", Verdict.FAILED, "SIGSEGV"),
-    ],
-)
-def test_a_tool_that_fails_gets_a_verdict(
-    factory: str, verdict: Verdict, words: str, tmp_path: Path
-) -> None:
-    evaluator = Evaluator(launch(tmp_path, factory), Rule(), silent)
-    outcome = evaluator.evaluate(MATH)
+def check_verdict(factory: str, verdict: Verdict, words: str, folder: Path) -> None:
+    """One tool of a model fails in this way: what is said of it."""
+    outcome = Evaluator(launch(folder, factory), Rule(), silent).evaluate(MATH)
     assert outcome.verdict is verdict
     assert words in outcome.sentence
     assert "\n" not in outcome.sentence
 
 
+@WARM
+@pytest.mark.parametrize(
+    ("factory", "verdict", "words"),
+    [
+        ("raises", Verdict.FAILED, "this tool is broken"),
+        ("runs_out_of_device_memory", Verdict.OUT_OF_MEMORY, "80 GiB"),
+    ],
+)
+def test_a_tool_that_raises_gets_a_verdict(
+    factory: str, verdict: Verdict, words: str, tmp_path: Path
+) -> None:
+    check_verdict(factory, verdict, words, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("factory", "verdict", "words"),
+    [
+        ("runs_out_of_host_memory", Verdict.OUT_OF_MEMORY, "memory runs out"),
+        ("dies", Verdict.FAILED, "SIGSEGV"),
+    ],
+)
+def test_a_tool_that_kills_its_worker_gets_a_verdict(
+    factory: str, verdict: Verdict, words: str, tmp_path: Path
+) -> None:
+    check_verdict(factory, verdict, words, tmp_path)
+
+
+@WARM
 def test_a_worker_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
-    evaluator = Evaluator(launch(tmp_path, "hangs", timeout_s=5), Rule(), silent)
+    evaluator = Evaluator(launch(tmp_path, "hangs", timeout_s=3), Rule(), silent)
     outcome = evaluator.evaluate(MATH)
     assert outcome.verdict is Verdict.FAILED
     # A loaded machine may take that long to load the model already.
-    assert "within 5 s and was ended" in outcome.sentence
+    assert "within 3 s and was ended" in outcome.sentence
 
 
 @pytest.mark.skipif(
@@ -93,6 +111,7 @@ def test_compiling_is_proven_by_graphs_and_none_is_new_after_warm_up(tmp_path: P
     assert any((tmp_path / "compiled").iterdir()), "compiled code belongs to the study"
 
 
+@WARM
 def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path) -> None:
     compiled = Bundle.of({"torch_compile": "default"})
     with Worker(launch(tmp_path, "does_not_compile"), compiled) as worker:
@@ -102,6 +121,7 @@ def test_a_compile_failure_is_told_apart_and_the_worker_lives_on(tmp_path: Path)
         assert worker.ask("peaks", working_bytes=1 << 20)["bytes_per_s"] > 0
 
 
+@WARM
 @pytest.mark.parametrize(
     ("factory", "device", "words"),
     [
@@ -168,6 +188,7 @@ def test_an_encoder_is_not_taken_for_a_causal_model(dtype: str, tmp_path: Path) 
         check_causal(model, "cpu")
 
 
+@WARM
 def test_no_gpu_is_said_in_a_sentence(tmp_path: Path) -> None:
     import torch
 
