@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,29 +61,28 @@ def test_knows_every_kind_of_item():
     assert set(node_profile.WORK) == set(KINDS)
 
 
-def _rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """A plan that was measured for one round."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: nothing can be measured")
+def _measure(folder: Path) -> Path:
+    """Measures the plan for one round; goes on where the file of rows ends."""
     from collectors.node_profile import main
 
-    plan, out = tmp_path / "plan.json", tmp_path / "rows.jsonl"
+    plan, out = folder / "plan.json", folder / "rows.jsonl"
     plan.write_text(json.dumps(plan_json(ITEMS)))
-
-    def run(rounds: int, budget: float = 30.0) -> Path:
-        arguments = ["--plan", str(plan), "--out", str(out), "--device", "cpu"]
-        assert main([*arguments, "--budget", str(budget), "--rounds", str(rounds)]) == 0
-        return out
-
-    return run
+    arguments = ["--plan", str(plan), "--out", str(out), "--device", "cpu"]
+    assert main([*arguments, "--budget", "10", "--rounds", "1"]) == 0
+    return out
 
 
-def test_measures_every_kind(measured, tmp_path):
-    profile = read_profile(measured(1, budget=10.0))
+@pytest.fixture(scope="module")
+def node_rows(tmp_path_factory):
+    """The rows of a plan that was measured in an environment with a secret."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: nothing can be measured")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HF_TOKEN", "secret")
+        return _measure(tmp_path_factory.mktemp("measured"))
+
+
+def test_measures_every_kind(node_rows, tmp_path):
+    profile = read_profile(node_rows)
     keys = {row.item.key for row in profile.rows}
     assert keys == {item.key for item in ITEMS if item.kind != "collective"}
     assert list(profile.failed.values()) == ["needs 2 processes, there are 1"]
@@ -91,34 +91,33 @@ def test_measures_every_kind(measured, tmp_path):
     assert both == {"attention", "grouped_gemm", "layer"}
     for name in ("torch", "python", "device_name", "threads", "variables"):
         assert name in profile.environment
-    closed = close_profile(tmp_path / "rows.jsonl", tmp_path / "rows.parquet")
+    lines = Path(shutil.copy(node_rows, tmp_path))
+    closed = close_profile(lines, tmp_path / "rows.parquet")
     assert read_profile(closed).rows == profile.rows
 
 
-def test_attention_keeps_its_output_for_backward(measured):
-    profile = read_profile(measured(1, budget=10.0))
+def test_attention_keeps_its_output_for_backward(node_rows):
+    profile = read_profile(node_rows)
     row = next(row for row in profile.rows if row.item.kind == "attention")
     # Query, key and value are inputs; what is kept beside them is the output (and statistics).
     output = 1 * 4 * 32 * 16 * 2
     assert output <= row.saved_bytes <= 2 * output
 
 
-def test_resumes_and_keeps_whole_lines(measured):
-    out = measured(1, budget=10.0)
-    first = len(_rows(out))
-    whole = out.read_text()
+def test_resumes_and_keeps_whole_lines(node_rows, tmp_path):
+    whole = node_rows.read_text()
+    out = tmp_path / node_rows.name
     out.write_text(whole[: len(whole) - 30])  # killed while it wrote the last line
-    measured(1, budget=10.0)
+    assert _measure(tmp_path) == out
     again = read_profile(out)
     assert len(again.rows) == len(ITEMS) - 1
     assert again.notes
     # Only what was cut was measured again, beside a second line of the environment.
-    assert len(out.read_text().splitlines()) == first + 2
+    assert len(out.read_text().splitlines()) == len(whole.splitlines()) + 2
 
 
-def test_environment_holds_no_secrets(measured, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    assert "secret" not in measured(1, budget=2.0).read_text()
+def test_environment_holds_no_secrets(node_rows):
+    assert "secret" not in node_rows.read_text()
 
 
 @pytest.mark.parametrize(
