@@ -31,7 +31,10 @@ RUNS = (1, 3, 8)
 
 
 def after_runs(
-    table: RunTable, predictors: Sequence[tuple[Column, Predictor]], zero_shot: Projected
+    table: RunTable,
+    predictors: Sequence[tuple[Column, Predictor]],
+    zero_shot: Projected,
+    folds: Column,
 ) -> dict[str, Any]:
     """``after_K`` for each K of RUNS: ``calibration_metrics`` of all Folds, and of dense, MoE, AMD
     and NVIDIA ones.
@@ -41,13 +44,14 @@ def after_runs(
         predictors: (rows, what was learned without them) of each batch.
         zero_shot: projections of the rows without calibration; ``mape_before`` is their error on
             the very rows that are judged.
+        folds: Fold of each row, whose runs are revealed.
     """
-    drawn = {runs: calibration_draws(table, predictors, runs, DRAWS) for runs in RUNS}
+    drawn = {runs: calibration_draws(table, predictors, runs, DRAWS, folds=folds) for runs in RUNS}
     batch = np.empty(len(table), dtype=np.int64)
     for number, (rows, _) in enumerate(predictors):
         batch[rows] = number
     return {
-        f"after_{runs}": _metrics(table, found, zero_shot)
+        f"after_{runs}": _metrics(table, found, zero_shot, folds)
         for runs, found in _with_measured_widths(table, drawn, batch).items()
     }
 
@@ -62,17 +66,19 @@ def family_slices(table: RunTable) -> dict[str, Column]:
     }
 
 
-def _metrics(table: RunTable, drawn: CalibrationDraws, zero_shot: Projected) -> dict[str, Any]:
+def _metrics(
+    table: RunTable, drawn: CalibrationDraws, zero_shot: Projected, folds: Column
+) -> dict[str, Any]:
     """Metrics of all Folds and of slices; a slice counts its own Folds the same."""
-    result = _slice_metrics(table, drawn, zero_shot, np.ones(len(table), dtype=bool))
+    result = _slice_metrics(table, drawn, zero_shot, folds, np.ones(len(table), dtype=bool))
     result |= {"folds": drawn.folds, "smaller_folds": len(drawn.smaller_folds)}
     for name, members in family_slices(table).items():
-        result[name] = _slice_metrics(table, drawn, zero_shot, members)
+        result[name] = _slice_metrics(table, drawn, zero_shot, folds, members)
     return result
 
 
 def _slice_metrics(
-    table: RunTable, drawn: CalibrationDraws, zero_shot: Projected, members: Column
+    table: RunTable, drawn: CalibrationDraws, zero_shot: Projected, folds: Column, members: Column
 ) -> dict[str, Any]:
     here = np.flatnonzero(members[drawn.rows])
     part = replace(
@@ -86,7 +92,7 @@ def _slice_metrics(
     metrics = calibration_metrics(measured, part)
     before = calibration_metrics(measured, replace(part, projected=zero_shot.take(part.rows)))
     metrics["mape_before"] = before["mape"]
-    metrics["folds"] = len(set(table.fold[part.rows].tolist()))
+    metrics["folds"] = len(set(folds[part.rows].tolist()))
     del metrics["smaller_folds"]
     return metrics
 

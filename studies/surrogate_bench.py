@@ -64,12 +64,16 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     table = read_table(measured / "runs.csv", measured / "models.json")
     table = table.take(has_throughput(table))
     content: dict[str, Any] = {"runs": len(table), "folds": {}}
-    for name, labels in (("fold", table.fold), ("model", table.model), ("source", table.publisher)):
-        content["folds"][name] = left_out(table, labels, name == "fold")
+    groups = {
+        "fold": table.fold,
+        "source_fold": table.source_fold,
+        "model": table.model,
+        "source": table.publisher,
+    }
+    for name, labels in groups.items():
+        told = labels if name == "source_fold" else table.fold
+        content["folds"][name] = left_out(table, labels, told, with_ablations=name == "fold")
         advance(1)
-    alone = left_out_alone(table, table.source_fold)
-    content["folds"]["source_fold"] = {"zero_shot": alone}
-    advance(1)
     content["beside"] = beside_memory(measured)
     content["vtrain"] = vtrain(table)
     content["memory"] = memory_errors(measured)
@@ -79,8 +83,15 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
     return content
 
 
-def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str, Any]:
-    """Metrics of throughput with whole groups left out, zero-shot and after runs of each Fold."""
+def left_out(table: RunTable, labels: Column, told: Column, with_ablations: bool) -> dict[str, Any]:
+    """Metrics of throughput with whole groups left out, zero-shot and after runs of each Fold.
+
+    Args:
+        table: rows with measured throughput.
+        labels: group of each row that is left out, shape (n,).
+        told: Fold of each row, whose runs are revealed, shape (n,); each lies within one group.
+        with_ablations: whether to judge the parts of the surrogate alone.
+    """
     measured = table.tokens_per_s_per_gpu
     projected, predictors = leave_each_out(table, labels)
     projected = cross_conformal(table, projected, [rows for rows, _ in predictors])
@@ -88,7 +99,7 @@ def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str,
         "zero_shot": by_family(table, measured, projected),
         "groups": ranking_metrics(table, measured, projected.value),
     }
-    result |= after_runs(table, predictors, projected)
+    result |= after_runs(table, predictors, projected, told)
     if with_ablations:
         result["worst_folds"] = worst_folds(table, measured, projected.value)
         result["ablations"] = {
@@ -97,13 +108,6 @@ def left_out(table: RunTable, labels: Column, with_ablations: bool) -> dict[str,
             "without_kernel_profiles": error_metrics(measured, without_profiles(table, labels)),
         }
     return result
-
-
-def left_out_alone(table: RunTable, labels: Column) -> dict[str, Any]:
-    """Zero-shot metrics with whole groups left out that may be parts of a Fold."""
-    projected, predictors = leave_each_out(table, labels)
-    projected = cross_conformal(table, projected, [rows for rows, _ in predictors])
-    return by_family(table, table.tokens_per_s_per_gpu, projected)
 
 
 def by_family(table: RunTable, measured: Column, projected: Projected) -> dict[str, Any]:

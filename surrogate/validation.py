@@ -229,6 +229,7 @@ def calibration_draws(
     runs: int,
     draws: int = 20,
     seed: int = 0,
+    folds: Column | None = None,
 ) -> CalibrationDraws:
     """Reveals ``runs`` runs of each Fold, calibrates with them and projects the rest.
 
@@ -238,13 +239,15 @@ def calibration_draws(
         runs: runs of the Fold that are revealed in each draw.
         draws: how often they are drawn.
         seed: of the draws.
+        folds: Fold of each row, shape (n,); those of the table where not given.
     """
+    folds = table.fold if folds is None else folds
     rows_of, draw_of, weight, parts = [], [], [], []
     smaller: list[str] = []
     count = 0
     for rows, predictor in predictors:
         after = predictor.rehearse(table.take(rows))
-        fold_of = table.fold[rows]
+        fold_of = folds[rows]
         for name in dict.fromkeys(fold_of.tolist()):
             members = np.flatnonzero(fold_of == name)
             if len(members) <= runs:
