@@ -271,15 +271,20 @@ class TimeConstants:
             prior, sd, unit, source = prior_of(name)
             fitted = name in posterior_sd
             constants[name] = Constant(
-                value=float(np.exp(log)),
+                value=_written(float(np.exp(log))),
                 unit=unit,
                 kind="fitted" if fitted else "assumed",
                 source=source,
                 prior=prior,
                 prior_sd=sd,
-                posterior_sd=posterior_sd.get(name),
+                posterior_sd=_written(posterior_sd[name]) if fitted else None,
             )
         return ConstantFile(fitted_on=fitted_on, data_hash=data_hash, constants=constants)
+
+
+def _written(value: float) -> float:
+    """Seven digits: more differ from one machine's linear algebra to another's."""
+    return float(f"{value:.7g}")
 
 
 def nudged(rates: TimeRates, column: str, factor: float) -> TimeRates:

@@ -77,6 +77,12 @@ def test_every_constant_has_a_prior_with_source() -> None:
         assert source.startswith(("assumed", "measured", "vendor"))
 
 
+def test_a_file_does_not_tell_the_rounding_of_a_machine() -> None:
+    elsewhere = PRIORS.changed({"bubble": 1 + 1e-12, "nic_latency": 1 - 1e-12})
+    written = PRIORS.as_file({"bubble": 0.1}, "test", "0")
+    assert elsewhere.as_file({"bubble": 0.1 + 1e-13}, "test", "0") == written
+
+
 def test_constants_survive_their_file() -> None:
     file = PRIORS.as_file({"bubble": 0.1}, "test", "0")
     again = TimeConstants.of_file(ConstantFile.model_validate_json(file.model_dump_json()))
