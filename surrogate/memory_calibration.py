@@ -32,7 +32,15 @@ from surrogate.memory import (
     memory_log_sd,
 )
 from surrogate.memory_constants import MemoryConstants, shipped_memory_constants
-from surrogate.memory_jobs import JOB, ROUNDED, Finished, is_study, job_key, jobs_of, largest
+from surrogate.memory_jobs import (
+    JOB,
+    Finished,
+    contradicts,
+    is_study,
+    job_key,
+    jobs_of,
+    largest,
+)
 from surrogate.robust import student_noise
 
 Floats = NDArray[np.float64]
@@ -188,7 +196,7 @@ class MemoryFacts:
         return {
             run.run_id: other.run_id
             for run, other in pairs
-            if other is not None and other.log_bound <= run.log_bound + ROUNDED
+            if other is not None and contradicts(np.exp(-other.log_bound), np.exp(-run.log_bound))
         }
 
     @classmethod

@@ -12,10 +12,8 @@ from specs.choices import TrainingKind
 from surrogate.cases import Cases, Column
 from surrogate.memory import memory
 
-ROUNDING = 1e-9
-"""Relative difference of the memory of two rows that need the same."""
-ROUNDED = 1e-5
-"""Difference of two logs of memory that were written with five digits and are the same."""
+ROUNDING = 1e-5
+"""Relative difference of the memory of two runs that need the same: files keep five digits."""
 
 JOB = ("model", "gpu", "framework", "num_gpus", "hbm_gib", "seq_len", "global_batch_size", "kind")
 """What a run out of memory was of: of another of these its config may fit."""
