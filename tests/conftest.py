@@ -19,9 +19,9 @@ settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOGETHER = {
-    "alone": "trainer", "on_two": "trainer", "client": "faults of an LLM", "finished": "report",
+    "alone": "torch", "on_two": "torch", "client": "faults of an LLM", "finished": "report",
     "node_rows": "node profile", "told_once": "told", "tuned": "tuned",
-    "warm_llm": "faults of an LLM", "warm_torch": "toolbox", "whole": "workers",
+    "warm_llm": "faults of an LLM", "warm_torch": "torch", "whole": "workers",
 }  # fmt: skip
 """Fixture that takes seconds to make -> the group whose tests one worker runs."""
 

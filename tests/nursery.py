@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.spawn  # noqa: F401  # remembers the real python before any stands in
 import os
 import select
 import shutil
@@ -108,8 +109,12 @@ class Process:
         """
         if self._ended(timeout) is None:
             raise TimeoutError(f"process {self.pid} still runs")
-        out, err = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in self._written)
+        out, err = self.written()
         return out, err
+
+    def written(self) -> list[str]:
+        """What it has written to stdout and stderr so far."""
+        return [os.pread(file, os.fstat(file).st_size, 0).decode() for file in self._written]
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal, unless it has ended."""

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from studies.cli.main import call
 from studies.inputs import shipped_studies
+from tests.nursery import Nursery
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def test_make_targets_exist() -> None:
     assert all(f"\n{target}:" in makefile for target in targets)
 
 
-def test_its_commands_run(tmp_path: Path) -> None:
+def test_its_commands_run(tmp_path: Path, nursery: Nursery) -> None:
     """All but the two of make, from a folder that looks like an installed checkout.
 
     ``pretrain.yaml`` is the Primus experiment that a small study writes: its model ranks soon.
@@ -63,7 +63,7 @@ def test_its_commands_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(HUGGING_FACE))
     program = tmp_path / ".venv" / "bin" / "foretune"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m foretune "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{nursery.python()}" -m foretune "$@"\n')
     program.chmod(0o755)
     lines = [line for block in BLOCKS for line in block.splitlines() if "foretune " in line]
     assert len(lines) >= 4

@@ -116,6 +116,7 @@ def _become(client: socket.socket) -> None:
 
 def _end_with(client: socket.socket) -> None:
     """Kills this process and what it started once who asked for it has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
     closed = select.poll()
     closed.register(client, 0)  # tells of a hang-up alone
     closed.poll()
@@ -126,6 +127,8 @@ def _run(arguments: list[str]) -> None:
     """Runs what ``python`` would run with these arguments."""
     import runpy
 
+    if arguments[0] == "-u":  # as torchrun starts its ranks
+        arguments = arguments[1:]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "FORETUNE_LAUNCH"
@@ -36,17 +37,23 @@ def marked(token: str) -> list[int]:
 
 
 def end_marked(token: str, grace_s: float = GRACE_S) -> None:
-    """Ends every process that carries the mark: asks, waits ``grace_s``, then kills until none."""
-    _signal(token, signal.SIGTERM)
+    """Ends every process that carries the mark: asks, waits ``grace_s``, then kills until none.
+
+    A process that one of them started meanwhile is asked as well.
+    """
     deadline = time.monotonic() + grace_s
-    while marked(token):
+    asked: set[int] = set()
+    while found := marked(token):
         if time.monotonic() >= deadline:
-            _signal(token, signal.SIGKILL)
+            _signal(found, signal.SIGKILL)
+        else:
+            _signal([process for process in found if process not in asked], signal.SIGTERM)
+        asked.update(found)
         time.sleep(_PAUSE_S)
 
 
-def _signal(token: str, number: signal.Signals) -> None:
-    for process in marked(token):
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
         try:
             os.kill(process, number)
         except ProcessLookupError:

@@ -18,6 +18,8 @@ from specs.config import TrainingConfig
 from specs.errors import InputError
 from specs.model import Model
 from specs.workload import Workload
+from tests.nursery import python_with
+from tests.warm import TORCH
 
 pytest.importorskip("torch", reason="the reference trainer needs PyTorch")
 
@@ -70,17 +72,19 @@ ON_TWO = {
 }
 
 
-def launched(ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
-    """A torchrun of this machine."""
+def launched(
+    ranks: int, *program: str, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """A torchrun of this machine; ``python`` runs the ranks."""
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python}
     return subprocess.run(
-        [sys.executable, *start, *program],
+        [python_with(TORCH), *start, *program],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
-        env=environment,
+        env=os.environ | environment,
         cwd=ROOT,
     )
 
@@ -89,7 +93,8 @@ def losses(folder: Path, ranks: int, cases: dict[str, str]) -> dict[str, list[fl
     """Losses of each step of each case."""
     out = folder / f"losses_{ranks}.json"
     split = {name: line.split() for name, line in cases.items()}
-    done = launched(ranks, "tests/collectors/trainer_cases.py", str(out), json.dumps(split))
+    cases_of = ("tests/collectors/trainer_cases.py", str(out), json.dumps(split))
+    done = launched(ranks, *cases_of, python=python_with(TORCH))
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[float]] = json.loads(out.read_text())
     return found

@@ -16,12 +16,15 @@ from studies.oracles import Crash, Evaluation, SurrogateOracle
 from studies.storage import storage_address
 from studies.worker import WorkerOptions, join
 
+BEGUN = "an evaluation has begun"
+
 
 class Slow(SurrogateOracle):
     """The surrogate after a pause."""
 
     def evaluate(self, config: TrainingConfig) -> Evaluation | Crash:
         """As the surrogate."""
+        print(BEGUN, flush=True)
         time.sleep(float(sys.argv[2]))
         return super().evaluate(config)
 

@@ -363,7 +363,7 @@ def test_a_device_that_never_ends_is_not_read_to_its_end(
 def test_why_a_run_crashed_is_kept_as_one_short_line(
     asked: Callable[..., Any], small_study: Path, tmp_path: Path, foretune: Command
 ) -> None:
-    asked("ask", "--slot", "40m")
+    asked(*ONE_RUN)
     hostile = "boom\n\x1b[2J<script>alert(1)</script>\r" + "x" * 10_000
     arguments = (small_study, "--run", 0, "--crash", hostile, "--out", tmp_path / "out")
     ran = foretune("tell", *arguments)
@@ -387,7 +387,7 @@ def test_why_a_run_crashed_is_kept_as_one_short_line(
 def test_a_result_names_its_run_by_a_whole_number(
     changed: dict[str, Any], asked: Callable[..., Any], tmp_path: Path
 ) -> None:
-    asked("ask", "--slot", "40m")
+    asked(*ONE_RUN)
     path = tmp_path / "result.json"
     content = {"schema_version": 1, "run": 0, "study": "small/measured", "exit_code": 1}
     content |= {"out_of_memory": False, "step_time_s": None, "tokens_per_s_per_gpu": None}

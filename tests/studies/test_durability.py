@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from studies.durability import measure_durability
 from studies.storage import open_storage, storage_address
+from tests.nursery import Nursery
 from tests.studies.conftest import Ran
 
 ROOT = Path(__file__).parents[2]
@@ -153,21 +152,15 @@ sys.exit(call(sys.argv[1:]))
 
 
 def test_a_clock_that_is_set_back_changes_no_result(
-    small_study: Path, tmp_path: Path, foretune: Command
+    small_study: Path, tmp_path: Path, foretune: Command, nursery: Nursery
 ) -> None:
     storage, whole = tmp_path / "a.db", tmp_path / "whole.db"
     command = ["tune", str(small_study), "--out", str(tmp_path / "out"), "--storage", str(storage)]
     for trials in ("6", "16"):
-        done = subprocess.run(
-            [sys.executable, "-c", CLOCK, *command, "--trials", trials, "--json"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+        process = nursery.start("-c", CLOCK, *command, "--trials", trials, "--json")
+        printed, errors = process.communicate()
+        assert process.returncode == 0, errors
+    found = json.loads(printed)
     ran = foretune("tune", small_study, "--out", tmp_path / "w", "--storage", whole, "--json")
     assert found["trials"] == ran.json["trials"] == 16
     assert found["best"]["config"] == ran.json["best"]["config"]

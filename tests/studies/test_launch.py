@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from studies.inputs import resolve
 from studies.real_runs import RealRuns
 from studies.storage import storage_address
 from tests.collectors.launchers.fake_slurm import install
+from tests.nursery import Nursery
 from tests.studies.conftest import SMALL_STUDY, Ran
 
 Command = Callable[..., Ran]
@@ -114,19 +115,15 @@ def test_what_cannot_start_says_nothing_of_the_config(tmp_path: Path, foretune: 
     assert "7000 tokens/s/GPU" in ran.json["runs"][0]["told"]
 
 
-def _killed_in_run(
-    command: tuple[object, ...], folder: Path, begun: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _killed_in_run(command: tuple[object, ...], folder: Path, begun: str, nursery: Nursery) -> None:
     """Runs ``foretune launch`` and kills it with -9 as soon as the file is in the folder."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    words = [sys.executable, "-m", "foretune", *map(str, command)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = nursery.start("-m", "foretune", *map(str, command))
     deadline = time.monotonic() + 240
     while not (folder / begun).exists() and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.01)
-    process.kill()
-    process.wait()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
     assert (folder / begun).exists()
 
 
@@ -144,7 +141,11 @@ done
 
 @pytest.mark.parametrize("place", ["slurm", "local"])
 def test_a_killed_launch_takes_its_run_up_again(
-    place: str, tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    tmp_path: Path,
+    foretune: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    nursery: Nursery,
 ) -> None:
     commands = install(tmp_path / "cluster")
     monkeypatch.setenv("PATH", f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -154,7 +155,7 @@ def test_a_killed_launch_takes_its_run_up_again(
     train.write_text(ONE_AT_A_TIME)
     command = ("launch", study, "--out", out, "--on", place, "--command", f"bash {train}", "--json")
     folder = out / "small" / "measured" / "run_0"
-    _killed_in_run(command, folder, "begun", monkeypatch)
+    _killed_in_run(command, folder, "begun", nursery)
     (folder / "go").touch()
     ran = foretune(*command)
     assert ran.code == 0, ran.err
@@ -176,7 +177,7 @@ def test_two_launches_at_once_are_one_too_many(tmp_path: Path, foretune: Command
 
 
 def test_what_ended_while_nobody_looked_is_told_and_not_submitted_again(
-    tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, foretune: Command, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ) -> None:
     commands = install(tmp_path / "cluster")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
@@ -184,7 +185,7 @@ def test_what_ended_while_nobody_looked_is_told_and_not_submitted_again(
     _ask(study, out, 1)
     command = ("launch", study, "--out", out, "--on", "slurm", "--json")
     command += ("--command", "bash -c 'touch begun; sleep 600'", "--time-limit", "2s")
-    _killed_in_run(command, out / "small" / "measured" / "run_0", "begun", monkeypatch)
+    _killed_in_run(command, out / "small" / "measured" / "run_0", "begun", nursery)
     (job,) = (tmp_path / "cluster" / "jobs").glob("*.json")
     deadline = time.monotonic() + 30
     while "TIMEOUT" not in job.read_text() and time.monotonic() < deadline:

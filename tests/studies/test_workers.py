@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from studies.turns import TELLING_S, only_driver
 from tests.nursery import Nursery, Process
 from tests.studies.conftest import SMALL_STUDY, Ran
 from tests.studies.postgres import PASSWORD, Postgres, Wire
+from tests.studies.slow_worker import BEGUN
 
 DEADLINE_S = 90
 TRIALS = 8
@@ -134,7 +136,10 @@ def test_workers_do_what_one_process_does(
     foretune: Command,
     whole: list[Any],
     request: pytest.FixtureRequest,
+    nursery: Nursery,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "executable", nursery.python())  # workers import nothing
     storage, out = str(tmp_path / kind), tmp_path / "out"
     if kind == "postgres":
         storage = request.getfixturevalue("postgres").database("shared")
@@ -178,7 +183,8 @@ def test_a_worker_that_is_asked_to_stop_gives_its_trial_back(
     driver = _driver(nursery, small_study, tmp_path / "out", storage, "10m")
     doomed = _worker(nursery, storage, 600)
     with _ended(driver, doomed):
-        _wait(lambda: _with(storage, doomed))
+        # Not before: what is stopped between claiming and evaluating leaves its trial to the lease.
+        _wait(lambda: BEGUN in doomed.written()[0])
         doomed.send_signal(signal.SIGINT)
         heir = _worker(nursery, storage, 0)
         with _ended(heir):
@@ -238,7 +244,9 @@ def test_one_driver_at_a_time_on_all_machines(
     foretune: Command,
     whole: list[Any],
     nursery: Nursery,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("studies.training.JUST_KILLED_S", 0.2)  # the other driver lives on
     storage = postgres.database("drivers")
     driver = _driver(nursery, small_study, tmp_path / "one", storage, "60s")
     with _ended(driver):
