@@ -20,7 +20,7 @@ settings.load_profile("repeatable")
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOGETHER = {
     "alone": "torch", "on_two": "torch", "client": "faults of an LLM", "finished": "report",
-    "node_rows": "node profile", "told_once": "told", "tuned": "tuned",
+    "made": "docs", "node_rows": "node profile", "told_once": "told", "tuned": "tuned",
     "warm_llm": "faults of an LLM", "warm_torch": "torch", "whole": "workers",
 }  # fmt: skip
 """Fixture that takes seconds to make -> the group whose tests one worker runs."""

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,31 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text
 
 # Processes are forked (tests/warm.py): importing would take longer than most commands.
 # `foretune dashboard` serves until it is stopped: here until it has answered once.
+# What several pages begin with fills its folder of results once; it is copied for the others.
 HARNESS = """\
 set -euo pipefail
 warm() { "$PYTHON" -S "$REPOSITORY/tests/warm.py" "$NURSERY" "$@"; }
+once() {
+  local command="$*" out=results
+  if [[ $command =~ ^(.*)" --out "([a-z0-9]+)$ ]]; then
+    command=${BASH_REMATCH[1]} out=${BASH_REMATCH[2]}
+  fi
+  if [ -e "$out" ] || ! grep -qxF -- "$command" "$MADE/repeated"; then
+    warm -m foretune "$@"
+  elif [ -e "$MADE/$command" ]; then
+    cp -r "$MADE/$command" "$out"
+  else
+    warm -m foretune "$@"
+    mkdir -p "$(dirname "$MADE/$command")"
+    cp -r "$out" "$MADE/$command"
+  fi
+}
 foretune() {
-  if [ "$1" != dashboard ]; then warm -m foretune "$@"; return; fi
+  case $1 in
+    tune | plan) once "$@"; return ;;
+    dashboard) ;;
+    *) warm -m foretune "$@"; return ;;
+  esac
   PYTHONUNBUFFERED=1 "$PYTHON" -c 'import foretune; foretune.main()' "$@" --port 0 > served.txt &
   local server=$!
   for _ in $(seq 300); do
@@ -43,14 +64,17 @@ urllib.request.urlopen(url + 'api/studies').read()"
 """
 
 
-def run_script(script: str, folder: Path, nursery: Nursery) -> subprocess.CompletedProcess[str]:
-    """Runs bash in a folder that looks like a checkout."""
+def run_script(
+    script: str, folder: Path, nursery: Nursery, made: Path
+) -> subprocess.CompletedProcess[str]:
+    """Runs bash in a folder that looks like a checkout; ``made`` holds what was filled before."""
     for name in ("docs", "studies", "tests"):
         (folder / name).symlink_to(REPOSITORY / name)
     environment = os.environ | {
         "PYTHON": sys.executable,
         "REPOSITORY": str(REPOSITORY),
         "NURSERY": nursery.ready(),
+        "MADE": str(made),
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -71,19 +95,32 @@ def commands_of(page: Path) -> str:
     return "\n".join(BLOCK.findall(page.read_text()))
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where folders of results are kept that several pages begin with, and the commands' names."""
+    folder = tmp_path_factory.mktemp("made")
+    commands = re.findall(r"^foretune (.*)$", "\n".join(map(commands_of, PAGES)), re.MULTILINE)
+    counts = Counter(re.sub(r" --out [a-z0-9]+$", "", command) for command in commands)
+    repeated = [command for command, count in counts.items() if count > 1]
+    (folder / "repeated").write_text("\n".join(repeated) + "\n")
+    return folder
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_the_page_runs(page: Path, tmp_path: Path, nursery: Nursery) -> None:
+def test_every_command_of_the_page_runs(
+    page: Path, tmp_path: Path, nursery: Nursery, made: Path
+) -> None:
     if "foretune dashboard" in commands_of(page):
         pytest.importorskip("optuna_dashboard", reason="pip install -e '.[dashboard]'")
     if "--llm" in commands_of(page) and not importlib.util.find_spec("dspy"):
         pytest.skip("pip install 'foretune[llm]'")
     script = commands_of(page)
-    done = run_script(HARNESS + script, tmp_path, nursery)
+    done = run_script(HARNESS + script, tmp_path, nursery, made)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_example_runs(tmp_path: Path, nursery: Nursery) -> None:
-    done = run_script(HARNESS + "warm docs/example.py found", tmp_path, nursery)
+def test_the_example_runs(tmp_path: Path, nursery: Nursery, made: Path) -> None:
+    done = run_script(HARNESS + "warm docs/example.py found", tmp_path, nursery, made)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tokens/s/GPU" in done.stdout
     assert "tp=3 is refused" in done.stdout
