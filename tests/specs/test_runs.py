@@ -143,6 +143,12 @@ def test_schedule_labels(label: str, run_id: str, schedule: Schedule, vpp: int) 
     assert (config.schedule, config.vpp) == (schedule, vpp)
 
 
+@pytest.mark.parametrize(("pp", "chunks"), [("4", 10), ("40", 2), ("80", 1)])
+def test_interleaved_without_chunks_has_about_two_layers_each(pp: str, chunks: int) -> None:
+    config = read({"schedule": "interleaved", "pp": pp, "tp": "1", "num_gpus": "80", "dp": ""})
+    assert config.config.vpp.tolist() == [chunks], "llama3.1-70b has 80 layers"
+
+
 def test_virtual_stages_without_a_label_are_interleaved() -> None:
     assert read({"vpp": "5"}).config.config(0).schedule is Schedule.INTERLEAVED
 
