@@ -45,6 +45,7 @@ from specs.run_words import (
     default_overlap,
     dispatches_behind,
     fuses_loss,
+    lacks_fused_attention,
     read_words,
     scales_by_row,
     stack_of,
@@ -128,6 +129,8 @@ def read_row(
     )
     if default_graphs(stack, gpu, words.capacity_factor):
         stack = stack.model_copy(update={"cuda_graphs": True})
+    if lacks_fused_attention(stack, gpu, model):
+        stack = stack.model_copy(update={"flash_attention": False})
     if not row.get("framework"):
         defaults["framework"] += 1
     sizes = _sizes(row, defaults)
@@ -361,7 +364,7 @@ def _config(
     if family is Framework.MAXTEXT and sharding is Sharding.NONE and sizes["ep"] > 1:
         # MaxText shards weights over its expert axis as well (base.yml, logical_axis_rules).
         sharding = Sharding.FSDP
-    sequence_parallel = _sequence_parallel(row, family, sizes["tp"], defaults)
+    sequence_parallel = _sequence_parallel(row, family, model.is_moe, sizes["tp"], defaults)
     schedule, vpp = _schedule(row, sizes["pp"], sizes["vpp"], model.num_layers, words, defaults)
     recompute, unknown = _recompute(row, family, defaults)
     layers = _whole(row, "recompute_layers", 0, smallest=0)
@@ -474,9 +477,10 @@ def _modules(recompute: Recompute, text: str) -> RecomputeModules:
 
 
 def _sequence_parallel(
-    row: dict[str, str], family: Framework, tp: int, defaults: Counter[str]
+    row: dict[str, str], family: Framework, is_moe: bool, tp: int, defaults: Counter[str]
 ) -> bool:
-    """As stated; else on with TP where the recipes of the family switch it on."""
+    """As stated; else on with TP where experts need it (Megatron refuses to train without it,
+    ``moe_layer.py``) or where the recipes of the family switch it on."""
     text = row.get("sequence_parallel", "").lower()
     if text in ("1", "1.0", "true", "yes", "on"):
         return True
@@ -485,7 +489,7 @@ def _sequence_parallel(
     if text:
         raise InputError(f"sequence_parallel is {text!r}; use 1 or 0.")
     defaults["sequence_parallel"] += 1
-    return tp > 1 and family in SEQUENCE_PARALLEL_BY_DEFAULT
+    return tp > 1 and (is_moe or family in SEQUENCE_PARALLEL_BY_DEFAULT)
 
 
 def _throughput(

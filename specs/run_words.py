@@ -51,8 +51,16 @@ WITHOUT_MTP = (Framework.TORCHTITAN, Framework.MAXTEXT, Framework.PYTORCH_FSDP)
 FULL_RECOMPUTE_BY_DEFAULT = (Framework.MAXTEXT, Framework.HUGGING_FACE)
 """Published MaxText runs rematerialise in full; the trainers of fine-tuning (TRL, ms-swift,
 LLaMA-Factory, the scripts of Qwen) checkpoint every layer unless told not to."""
-SEQUENCE_PARALLEL_BY_DEFAULT = (Framework.NEMO, Framework.MEGATRON_BRIDGE, Framework.PRIMUS)
-BF16_GRADIENTS = (Framework.NEMO, Framework.MEGATRON_BRIDGE)
+SEQUENCE_PARALLEL_BY_DEFAULT = (
+    Framework.NEMO,
+    Framework.MEGATRON_BRIDGE,
+    Framework.PRIMUS,
+    Framework.TORCHTITAN,
+)
+"""Their recipes switch it on with TP, or their parallel plans know nothing else (TorchTitan)."""
+NVIDIA_CONTAINERS = (Framework.NEMO, Framework.MEGATRON_BRIDGE)
+"""Released in containers that are named by year and month."""
+BF16_GRADIENTS = NVIDIA_CONTAINERS
 """Their performance recipes reduce gradients in bf16 (``grad_reduce_in_fp32: false``)."""
 
 FOUR_BIT_WEIGHT_BYTES = 0.52
@@ -372,6 +380,17 @@ def default_graphs(stack: Stack, gpu: Gpu, capacity_factor: float) -> bool:
     """
     first = stack.framework is Framework.MEGATRON_BRIDGE and _container(stack) == (25, 9)
     return first and gpu.architecture.startswith("blackwell") and capacity_factor > 0
+
+
+def lacks_fused_attention(stack: Stack, gpu: Gpu, model: Model) -> bool:
+    """Whether a release has no fused attention for this model on this GPU: it writes its scores.
+
+    Transformer Engine trains heads of 192 by 128 (latent attention) on Blackwell from 2.5 on, with
+    cuDNN 9.11 (its pull request 1797, 2025-05); containers before 25.07 have earlier ones.
+    """
+    released = _container(stack) if stack.framework in NVIDIA_CONTAINERS else ()
+    early = () < released < (25, 7)
+    return early and gpu.architecture.startswith("blackwell") and model.mla is not None
 
 
 def _container(stack: Stack) -> tuple[int, ...]:

@@ -153,6 +153,36 @@ def test_virtual_stages_without_a_label_are_interleaved() -> None:
     assert read({"vpp": "5"}).config.config(0).schedule is Schedule.INTERLEAVED
 
 
+@pytest.mark.parametrize(
+    ("version", "gpu", "model", "fused"),
+    [
+        ("25.05", "GB200", "deepseek-v3", False),
+        ("25.09", "GB200", "deepseek-v3", True),
+        ("25.05", "H100-SXM", "deepseek-v3", True),
+        ("25.05", "GB200", "mixtral-8x7b", True),
+        ("", "GB200", "deepseek-v3", True),
+    ],
+)
+def test_latent_attention_is_not_fused_in_early_releases_on_blackwell(
+    version: str, gpu: str, model: str, fused: bool
+) -> None:
+    row = {"framework": "NeMo", "framework_version": version, "gpu": gpu, "model": model}
+    assert read(row).stacks[0].flash_attention == fused
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "on"),
+    [
+        ("Megatron-LM", "llama3.1-70b", False),
+        ("Megatron-LM", "mixtral-8x7b", True),
+        ("TorchTitan", "llama3.1-70b", True),
+    ],
+)
+def test_sequence_parallelism_that_is_not_stated(framework: str, model: str, on: bool) -> None:
+    row = {"framework": framework, "model": model, "sequence_parallel": ""}
+    assert read(row).config.sequence_parallel.tolist() == [on]
+
+
 def test_recompute_that_is_not_stated_is_unknown_or_the_default_of_the_framework() -> None:
     unknown = read({"recompute": ""})
     assert unknown.recompute_unknown[0]
