@@ -74,6 +74,9 @@ SCHEDULES: dict[str, Schedule] = {
     "zero-bubble-heuristic": Schedule.ZB_HEURISTIC,
     "zbv-formatted": Schedule.ZBV,
     "1f1b-interleaved": Schedule.INTERLEAVED,
+    "interleaved-1f1b": Schedule.INTERLEAVED,
+    "interleaved1f1b": Schedule.INTERLEAVED,
+    "zbvzerobubble": Schedule.ZBV,
 }
 """Schedule labels of the format and of the frameworks."""
 

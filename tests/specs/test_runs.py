@@ -135,6 +135,8 @@ def test_memory_units_become_gib() -> None:
         ("v-half", "x", Schedule.V_HALF, 2),
         ("v-min", "x", Schedule.V_MIN, 2),
         ("1f1b", "x", Schedule.ONE_F_ONE_B, 1),
+        ("Interleaved1F1B", "x", Schedule.INTERLEAVED, 10),
+        ("ZBVZeroBubble", "x", Schedule.ZBV, 2),
         ("", "x", Schedule.ONE_F_ONE_B, 1),
     ],
 )
