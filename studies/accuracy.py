@@ -61,7 +61,9 @@ def defaults_in_words(defaults: Mapping[str, int]) -> str:
 
 
 _ASSUMED = {
-    "sequence_parallel": "off, but on with tp above 1 in NeMo, Megatron-Bridge and Primus",
+    "sequence_parallel": "off, but on with tp above 1 in NeMo, Megatron-Bridge, Primus, TorchTitan "
+    "and with experts",
+    "vpp": "1, or two layers a chunk where the schedule is interleaved",
     "recompute": "the least with which it fits",
     "sharding": "none",
     "precision": "bf16",
