@@ -12,6 +12,8 @@ FOLDS = {
     "fold": "publisher x model x GPU",
 }
 """Name of a kind of Fold in the JSON -> in words."""
+WHOLE = {"model": "model", "source": "publisher", "gpu": "GPU", "framework": "framework"}
+"""Name of what is left out as a whole in the JSON -> in words."""
 
 
 def summary_rows(content: dict[str, Any]) -> list[tuple[str, str]]:
@@ -20,8 +22,9 @@ def summary_rows(content: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, words in FOLDS.items():
         rows += _left_out_rows(words, folds[name])
-    for name in ("model", "source"):
-        rows.append((f"throughput, {name} left out", _pair(folds[name]["zero_shot"])))
+    for name, words in WHOLE.items():
+        found = folds[name]["zero_shot"]
+        rows.append((f"throughput, {words} left out", _pair_with_interval(found)))
     groups = folds["fold"]["groups"]
     if groups["n"]:
         rows.append(

@@ -45,7 +45,7 @@ Advance = Callable[[int], None]
 ABLATION_BATCHES = 12
 """Fits of an ablation, each of which leaves out several groups at once."""
 VTRAIN_DRAWS, VTRAIN_RUNS = 50, 8
-STEPS = 6
+STEPS = 8
 
 
 def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
@@ -69,6 +69,8 @@ def surrogate_bench(data: Path, advance: Advance) -> dict[str, Any]:
         "source_fold": table.source_fold,
         "model": table.model,
         "source": table.publisher,
+        "gpu": table.gpu,
+        "framework": table.framework,
     }
     for name, labels in groups.items():
         told = labels if name == "source_fold" else table.fold
