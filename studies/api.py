@@ -271,8 +271,10 @@ def calibrate(
     """
     from studies import calibrating
     from studies.accuracy import read_table
+    from studies.files import checked_file
     from surrogate.calibration_file import write_calibration
 
+    checked_file(Path(out), "out", [runs, models])
     table = read_table(Path(runs), Path(models) if models else None)
     calibration, report = calibrating.calibrate(table, Path(runs), date.today().isoformat())
     write_calibration(Path(out), calibration)

@@ -7,12 +7,14 @@ import json
 import math
 import os
 import re
+import tempfile
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from specs.errors import InputError
-from specs.files import atomic_text
+from specs.files import atomic_text, path_exists
 
 LONGEST_NAME = 80
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -79,15 +81,25 @@ def checked_folder(path: Path, what: str = "--out") -> Path:
         raise InputError(f"{what} {path} cannot be a folder: {parent} is a file.")
     if not os.access(parent, os.W_OK):
         raise InputError(f"{what} {path} cannot be written: no permission for {parent}.")
-    return path
+    try:
+        # Permission is not all: nobody can make a file in /proc. This one never has a name.
+        with tempfile.TemporaryFile(dir=parent):
+            return path
+    except OSError as error:
+        raise _unusable(path, what, error) from None
 
 
-def checked_file(path: Path, what: str) -> Path:
-    """``path`` if a file can be written there. Creates nothing.
+def checked_file(path: Path, what: str, inputs: Iterable[Path | str | None] = ()) -> Path:
+    """``path`` if a file can be written there and takes the place of no input. Creates nothing.
+
+    Args:
+        path: the file to write.
+        what: the option that names it.
+        inputs: what the command reads; None, and what is no file, is passed over.
 
     Raises:
-        InputError: a folder is in the way, the parent cannot be written, or no file can have the
-            name.
+        InputError: a folder is in the way, the parent cannot be written, no file can have the
+            name, or the file is one of the inputs.
     """
     checked_folder(path.parent, what)
     try:
@@ -96,7 +108,30 @@ def checked_file(path: Path, what: str) -> Path:
         raise _unusable(path, what, error) from None
     if is_folder:
         raise InputError(f"{what} {path} is a folder; name a file.")
+    keep_inputs([path], inputs, what)
     return path
+
+
+def keep_inputs(
+    written: Iterable[Path], inputs: Iterable[Path | str | None], what: str = "--out"
+) -> None:
+    """Refuses to write a file in the place of one that the command reads.
+
+    Args:
+        written: the files to write, there or not.
+        inputs: what the command reads; None, and what is no file, is passed over.
+        what: the option that says where files are written.
+
+    Raises:
+        InputError: one of the files is an input, by whatever name or link.
+    """
+    read = [Path(one) for one in inputs if one is not None and path_exists(Path(one))]
+    for path in written:
+        if path_exists(path) and any(path.samefile(one) for one in read):
+            raise InputError(
+                f"{what} would write {path}, which the command reads: it would be lost; name "
+                "another."
+            )
 
 
 def _unusable(path: Path, what: str, error: OSError | ValueError) -> InputError:

@@ -19,6 +19,8 @@ from studies.job import Job
 from studies.oracles import projection
 from studies.wording import describe
 
+LAUNCH_FILES = (".yaml", ".sh")
+"""What launch files end in: Primus, and Megatron-LM or the reference trainer."""
 REFERENCE_STEPS = 30
 """Steps in the launch file of the reference trainer; the first are warm-up."""
 

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from studies.files import to_json, write_atomically
+from studies.files import checked_folder, keep_inputs, to_json, write_atomically
 from studies.launch import write_launch_files
 from studies.picture import picture
 from studies.result import Result
+
+WRITTEN = ("best.*", "shortlist_*", "study.svg", "result.json")
+"""Files of a study that it writes again, or removes, whenever it is run."""
+
+
+def keep_inputs_of_study(out: Path, name: str, inputs: Iterable[Path | str | None]) -> None:
+    """Refuses to tune from a file that the study would write over, as its own ``best.yaml``.
+
+    Args:
+        out: folder of results.
+        name: of the study; where its inputs change, a hash is added to it.
+        inputs: what the command reads; None, and what is no file, is passed over.
+
+    Raises:
+        InputError: one of the inputs is a file that the study writes, or ``out`` is no folder.
+    """
+    for folder in (out / name, *checked_folder(out).glob(f"{name}-*")):
+        for written in WRITTEN:
+            keep_inputs(folder.glob(written), inputs)
 
 
 def write_files(result: Result) -> tuple[Result, list[Path]]:

@@ -93,14 +93,16 @@ def surrogate_command(
     from datetime import date
 
     from studies.accuracy_page import accuracy_page, summary_rows
+    from studies.files import checked_file, write_atomically
     from studies.surrogate_bench import STEPS, surrogate_bench
 
     output = Output(as_json)
+    if page is not None:
+        checked_file(page, "--page", (data / "measured").glob("*"))
     with output.progress("leaving out and learning again", STEPS) as advance:
         content = surrogate_bench(data, advance)
     if page is not None:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(accuracy_page(content, date.today().isoformat()), encoding="utf-8")
+        write_atomically(page, accuracy_page(content, date.today().isoformat()))
         output.say(f"written to {page}")
     if as_json:
         output.result(content)

@@ -42,8 +42,11 @@ def search_command(
 ) -> None:
     """Compare searches on synthetic tasks, a hidden truth and measured tables."""
     from specs.errors import InputError
+    from studies.files import checked_file
 
     output = Output(as_json)
+    if page is not None:
+        checked_file(page, "--page", [runs, models, saved])
     if saved is not None:
         _finish(output, _saved(saved), page)
         return

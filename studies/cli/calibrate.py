@@ -45,9 +45,12 @@ def calibrate_command(
     from specs.errors import InputError
     from studies.accuracy import read_table
     from studies.calibrating import calibrate, merge
+    from studies.files import checked_file
     from surrogate.calibration_file import write_calibration
 
     output, today = Output(as_json), date.today().isoformat()
+    # A calibration may take its own place: it holds its runs and the new ones.
+    checked_file(out, "--out", [runs, models])
     if runs is not None:
         table = read_table(runs, models)
         with output.progress(f"learning from {len(table):,} runs", None):

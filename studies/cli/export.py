@@ -60,9 +60,9 @@ def export_command(
 ) -> None:
     """Write launch files (Primus YAML, Megatron-LM arguments) that reproduce a config."""
     from specs.errors import InputError
-    from studies.files import checked_folder, name_from
-    from studies.inputs import resolve
-    from studies.launch import write_launch_files
+    from studies.files import checked_folder, keep_inputs, name_from
+    from studies.inputs import find_input, resolve
+    from studies.launch import LAUNCH_FILES, write_launch_files
     from studies.wording import config_line
 
     output = Output(as_json)
@@ -75,6 +75,8 @@ def export_command(
     reasons = job.why_illegal(config)
     if reasons:
         raise InputError(f"the config cannot run on {job.cluster.name}: {' '.join(reasons)}")
+    written = [out / f"{stem}{ending}" for ending in LAUNCH_FILES]
+    keep_inputs(written, [find_input(source), cluster, gpu_file])
     files, refusals = write_launch_files(job, config, out, stem)
     output.notes((*job.notes, *(f"no {name}: {reason}" for name, reason in refusals.items())))
     if as_json:

@@ -56,12 +56,13 @@ def ingest_command(
     """Read logs and traces into measured runs, memory peaks and operator rows."""
     from collectors.ingestion import give_own_ids, ingest
     from specs.errors import InputError
-    from studies.files import checked_file
+    from studies.files import checked_file, keep_inputs
 
     output = Output(as_json)
     stated = axis_values(settings or [], "--set")
     if csv_file is not None:
-        checked_file(csv_file, "--csv")
+        checked_file(csv_file, "--csv", files)
+        keep_inputs(_beside(csv_file), files, "--csv")
     readings: list[Ingested] = []
     failures: list[tuple[Path, InputError]] = []
     with output.progress("reading", len(files)) as advance:
@@ -122,12 +123,18 @@ def _write(csv_file: Path, readings: list[Ingested]) -> list[str]:
         models = {run.model.name: run.model for run in runs if run.model is not None}
         unknown = [model for model in models.values() if not _in_catalog(model)]
         if unknown:
-            path = csv_file.with_name(csv_file.name + ".models.json")
+            path = _beside(csv_file)[0]
             written.append(write_atomically(path, models_text(unknown)))
     if any(reading.trace for reading in readings):
-        path = csv_file.with_name(csv_file.name + ".operators.csv") if runs else csv_file
+        path = _beside(csv_file)[1] if runs else csv_file
         written.append(write_atomically(path, operators_csv(readings)))
     return [str(path) for path in written]
+
+
+def _beside(csv_file: Path) -> tuple[Path, Path]:
+    """Where models that the catalog lacks and operator rows go."""
+    name = csv_file.name
+    return csv_file.with_name(f"{name}.models.json"), csv_file.with_name(f"{name}.operators.csv")
 
 
 def _in_catalog(model: Any) -> bool:

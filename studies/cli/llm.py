@@ -55,12 +55,12 @@ def compile_command(
     """Compile the program on recorded studies: answers with little regret become examples."""
     from search.llm.client import check_installed
     from studies.files import checked_file, to_json, write_atomically
-    from studies.inputs import resolve
+    from studies.inputs import find_input, resolve
     from studies.llm_compile import compile_program
 
     output = Output(as_json)
     check_installed()
-    checked_file(program, "--program")
+    checked_file(program, "--program", [find_input(source), cluster, *recordings])
     job = resolve(source, cluster, None, axis_values(settings or [], "--set"))
     options = llm_options(llm, llm_url, deadline=llm_deadline)
     content = compile_program(job, recordings, good, options)

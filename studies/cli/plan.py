@@ -56,14 +56,14 @@ def plan_command(
     """
     from specs.errors import InputError
     from studies.files import checked_file
-    from studies.plan.files import find_plan, write_files
+    from studies.plan.files import find_plan, plan_file, write_files
     from studies.plan.run import run_plan
 
     output = Output(as_json)
     if space not in (None, "core", "full"):
         raise InputError(f"--space {space} is neither core nor full.")
     if csv_file is not None:
-        checked_file(csv_file, "--csv")
+        checked_file(csv_file, "--csv", [plan_file(source), calibration])
     plan = find_plan(source)
     full = None if space is None else space == "full"
     result = run_plan(plan, out, full, jobs, output.progress, calibration)

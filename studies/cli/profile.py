@@ -81,8 +81,8 @@ def profile_command(
     from specs.profile_rows import read_profile
     from studies import profiled
     from studies.cli.project import show_job
-    from studies.files import checked_folder
-    from studies.inputs import resolve
+    from studies.files import checked_folder, keep_inputs
+    from studies.inputs import find_input, resolve
     from studies.training import check_baseline, rank_space
 
     output = Output(as_json)
@@ -95,6 +95,7 @@ def profile_command(
         node_rank=node_rank,
         rendezvous=rendezvous,
     )
+    keep_inputs([options.plan_file], [find_input(source), cluster, gpu_file])
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     check_baseline(job)
     if not as_json:

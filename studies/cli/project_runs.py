@@ -19,17 +19,16 @@ def project_runs(
     from specs.errors import InputError
     from studies.accuracy import defaults_in_words, read_table
     from studies.calibrating import calibrated_by
+    from studies.files import checked_file
     from studies.run_projections import projected_rows, write_rows
     from studies.run_refusals import by_reason, check_some_usable
 
     if csv is None:
         raise InputError("project --runs needs --csv OUT, where the projections go.")
+    checked_file(csv, "--csv", [runs, models, calibration])
     table = read_table(runs, models, with_results=False)
     rows = projected_rows(table, calibrated_by(calibration))
-    try:
-        write_rows(csv, rows)
-    except OSError as error:
-        raise InputError(f"cannot write {csv}: {error.strerror}.") from None
+    write_rows(csv, rows)
     refused = [row for row in rows if row["error"]]
     refusals = [{"run_id": row["run_id"], "reason": row["error"]} for row in refused]
     output.say(

@@ -43,8 +43,8 @@ def report_command(
     from studies.storage import storage_address
 
     output = Output(as_json)
-    checked_file(out, "--out")
     address = storage_address(storage, Path("results") / "foretune.db")
+    checked_file(out, "--out", [address.path])
     facts = read_facts(address, chosen_study(address, study))
     write_atomically(out, report(facts, tokens, price))
     told = facts.result.get("told")

@@ -70,14 +70,14 @@ def space_command(
     from specs.errors import InfeasibleError
     from studies.cli.project import about, show_job
     from studies.files import checked_file
-    from studies.inputs import resolve
+    from studies.inputs import find_input, resolve
     from studies.space_csv import write_space
 
     output = Output(as_json)
     asked = why_values(why) if why else None
     pinned = pinned_values(pins or [])
     if csv_file is not None:
-        checked_file(csv_file, "--csv")
+        checked_file(csv_file, "--csv", [find_input(source), cluster, gpu_file])
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file, pinned)
     space = Space.of(job.experiment, job.cluster, full)
     output.notes(job.notes)

@@ -145,8 +145,9 @@ def tune_command(
 
     from studies.calibrating import calibrated_job
     from studies.explanation import best_with, why_not
-    from studies.inputs import resolve
-    from studies.outputs import write_files, write_result
+    from studies.files import name_from
+    from studies.inputs import find_input, resolve
+    from studies.outputs import keep_inputs_of_study, write_files, write_result
     from studies.result import result_of
     from studies.showcase import show_study
     from studies.storage import in_one_sentence, storage_address
@@ -161,6 +162,8 @@ def tune_command(
     asked = why_values(why) if why else None
     narrowed = pinned_values(pins or [])
     job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file, narrowed)
+    read = [find_input(source), cluster, gpu_file, calibration, llm_program]
+    keep_inputs_of_study(out, name_from(job.experiment.name), read)
     job = calibrated_job(job, calibration)
     if not as_json:
         show_job(output, job, "baseline")

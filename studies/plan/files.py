@@ -26,12 +26,21 @@ def find_plan(text: str) -> Plan:
     Raises:
         InputError: it is neither, or the file cannot be used.
     """
+    return read_plan(plan_file(text))
+
+
+def plan_file(text: str) -> Path:
+    """The file that ``text`` names: a path, or a shipped plan.
+
+    Raises:
+        InputError: it is neither.
+    """
     shipped = shipped_plans()
     path = Path(text)
     if path_exists(path):
-        return read_plan(path)
+        return path
     if text in shipped:
-        return read_plan(shipped[text])
+        return shipped[text]
     raise InputError(
         f"{text} is neither a file nor a shipped plan; the shipped plans are {', '.join(shipped)}."
     )

@@ -131,7 +131,7 @@ def measure_table(
         InputError: the study cannot be used, the file not written, or torch is missing.
     """
     check_torch()
-    checked_file(path, "--table")
+    checked_file(path, "--table", [study])
     request = read_request(study, {})
     launch = launch_of(request, path.parent / f"{path.stem}_workers")
     with Worker(launch, BASELINE) as worker:
