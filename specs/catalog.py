@@ -55,7 +55,7 @@ def gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
             return _built_gpu(key)
     raise InputError(
         f"there is no GPU {name!r} in the catalog{_near(name, shelf, extra)}; "
-        "add it with --gpu-file FILE or under gpus: in the study YAML."
+        "add it with --gpu-file FILE or under gpus: in the YAML of a study or plan."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ DRAWS = 20
 WORST_PEAKS = 10
 
 
-def read_table(runs: Path, models: Path | None, with_results: bool = True) -> RunTable:
-    """A table of runs whose models come from a ``models.json`` or else from the catalog.
+def read_table(
+    runs: Path, models: Path | None, gpus: Path | None = None, with_results: bool = True
+) -> RunTable:
+    """A table of runs whose models come from a ``models.json`` or else from the catalog; so do its
+    GPUs, after those of the YAML file ``gpus``.
 
     Without results, as for projections alone, a table may have refused rows only: they are answered
     one by one.
@@ -45,7 +49,8 @@ def read_table(runs: Path, models: Path | None, with_results: bool = True) -> Ru
         InputError: a file cannot be used, or no row of it.
     """
     find = models_json(models).find if models else catalog.model
-    table = read_runs(runs, find, with_results=with_results)
+    find_gpu = partial(catalog.gpu, extra=catalog.read_gpus(gpus) if gpus else None)
+    table = read_runs(runs, find, find_gpu, with_results=with_results)
     if with_results:
         check_some_usable(table, runs)
     return table

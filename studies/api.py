@@ -229,6 +229,7 @@ def validate(
     runs: str | Path,
     models: str | Path | None = None,
     *,
+    gpus: str | Path | None = None,
     calibration: str | Path | None = None,
     calibrate: int = 0,
     seed: int = 0,
@@ -238,6 +239,7 @@ def validate(
     Args:
         runs: a CSV of measured runs.
         models: a ``models.json`` with models that the catalog does not know.
+        gpus: a YAML file with GPUs that the catalog does not know.
         calibration: a file that ``calibrate`` wrote.
         calibrate: runs of each fold that are revealed first.
         seed: of the draws.
@@ -248,13 +250,16 @@ def validate(
     from studies.accuracy import read_table, validation_json
     from studies.calibrating import calibrated_by
 
-    table = read_table(Path(runs), Path(models) if models else None)
+    table = read_table(Path(runs), Path(models) if models else None, Path(gpus) if gpus else None)
     learned = calibrated_by(Path(calibration) if calibration else None)
     return validation_json(table, learned, calibrate, seed)
 
 
 def calibrate(
-    runs: str | Path, out: str | Path, models: str | Path | None = None
+    runs: str | Path,
+    out: str | Path,
+    models: str | Path | None = None,
+    gpus: str | Path | None = None,
 ) -> dict[str, Any]:
     """Learns from measured runs, from a single one on, and writes a calibration.
 
@@ -262,6 +267,7 @@ def calibrate(
         runs: a CSV of measured runs.
         out: the file to write.
         models: a ``models.json`` with models that the catalog does not know.
+        gpus: a YAML file with GPUs that the catalog does not know.
 
     Returns:
         Errors before and after, which constants moved and which runs disagree.
@@ -274,8 +280,8 @@ def calibrate(
     from studies.files import checked_file
     from surrogate.calibration_file import write_calibration
 
-    checked_file(Path(out), "out", [runs, models])
-    table = read_table(Path(runs), Path(models) if models else None)
+    checked_file(Path(out), "out", [runs, models, gpus])
+    table = read_table(Path(runs), Path(models) if models else None, Path(gpus) if gpus else None)
     calibration, report = calibrating.calibrate(table, Path(runs), date.today().isoformat())
     write_calibration(Path(out), calibration)
     return report

@@ -89,8 +89,9 @@ def resolve(
     Raises:
         InputError: a part cannot be used.
     """
-    gpus = catalog.read_gpus(gpu_file) if gpu_file else {}
-    experiment = changed(read_experiment(find_input(text)), settings or {})
+    given = catalog.read_gpus(gpu_file) if gpu_file else {}
+    experiment = changed(read_experiment(find_input(text), given), settings or {})
+    gpus = {**experiment.gpus, **given}
     experiment = pinned(experiment, pins or {})
     place = unchanged if as_stated else started
     no_notes: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from specs.cluster import Cluster
 from specs.config import TrainingConfig
 from specs.errors import InputError
+from specs.gpu import Gpu
 from specs.names import printable
 from specs.stack import Framework, Stack
 from specs.workload import Workload
@@ -35,13 +37,13 @@ class Experiment:
     """A training job as read from a file.
 
     ``cluster`` is None where the file names none; ``gpu`` is then the catalog name of the GPU that
-    the path hints at, or empty. ``notes`` are sentences about what was assumed, ignored or
-    contradictory. ``sequences_per_data_parallel`` is not 0 where the file fixes the batch of one
-    data-parallel rank instead of the global batch (torchtitan without ``global_batch_size``): the
-    workload's batch then holds for ``min_gpus`` GPUs, and ``on`` scales it. ``stated`` are the axes
-    of the baseline that the input states; None where it states all of them. ``framework_assumed``
-    where the file names no framework: ``on`` takes the usual one of the GPU's vendor. ``source`` is
-    the file that exports start from.
+    the path hints at, or empty. ``gpus`` are GPUs beside the catalog's, by name. ``notes`` are
+    sentences about what was assumed, ignored or contradictory. ``sequences_per_data_parallel`` is
+    not 0 where the file fixes the batch of one data-parallel rank instead of the global batch
+    (torchtitan without ``global_batch_size``): the workload's batch then holds for ``min_gpus``
+    GPUs, and ``on`` scales it. ``stated`` are the axes of the baseline that the input states; None
+    where it states all of them. ``framework_assumed`` where the file names no framework: ``on``
+    takes the usual one of the GPU's vendor. ``source`` is the file that exports start from.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Experiment:
     baseline: TrainingConfig
     cluster: Cluster | None = None
     gpu: str = ""
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sequences_per_data_parallel: int = 0
     stated: frozenset[str] | None = None

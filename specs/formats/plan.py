@@ -104,8 +104,10 @@ def is_plan(content: Mapping[str, Any]) -> bool:
     return "workloads" in content and "clusters" in content
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, extra: Mapping[str, Gpu] | None = None) -> Plan:
     """The plan of a YAML file. Paths in it are relative to the file.
+
+    ``extra`` are GPUs beside the catalog's, by name; they take the place of the plan's own.
 
     Raises:
         InputError: a field is missing, unknown or out of range, or a cluster cannot be used. What
@@ -119,7 +121,8 @@ def read_plan(path: Path) -> Plan:
                 f"{path}: the name {name[:40]!r} would be a formula in a spreadsheet; begin it "
                 "with another character."
             )
-    gpus = catalog.gpus_of(file.gpus, file.sources, str(path)) if file.gpus else {}
+    own = catalog.gpus_of(file.gpus, file.sources, str(path)) if file.gpus else {}
+    gpus = {**own, **(extra or {})}
     workloads = tuple(_workload(name, value, path) for name, value in file.workloads.items())
     clusters = tuple(
         size for name, value in file.clusters.items() for size in _sizes(name, value, path, gpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from specs.formats.primus import is_primus, read_primus
 from specs.formats.primus.reader import gpu_of_path
 from specs.formats.study import is_study, read_study
 from specs.formats.yaml_files import read_chain
+from specs.gpu import Gpu
 from specs.stack import Stack
 from specs.workload import Workload
 
@@ -24,8 +25,10 @@ DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 NO_WORKLOAD = "a model config names no workload"
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path, gpus: Mapping[str, Gpu] | None = None) -> Experiment:
     """The training job of a Primus YAML, a study YAML or a Hugging Face ``config.json``.
+
+    ``gpus`` are GPUs beside the catalog's, by name, that a study may name.
 
     Raises:
         InputError: the file cannot be read or is none of these.
@@ -38,7 +41,7 @@ def read_experiment(path: Path) -> Experiment:
     if is_primus(content):
         return read_primus(path)
     if is_study(content):
-        return read_study(path)
+        return read_study(path, gpus)
     if is_huggingface(content):
         return _experiment(model_of(content, str(path), path.stem), path)
     if is_cluster(content):

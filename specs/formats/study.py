@@ -92,31 +92,39 @@ def is_study(content: Mapping[str, Any]) -> bool:
     return "model" in content
 
 
-def read_study(path: Path) -> Experiment:
+def read_study(path: Path, gpus: Mapping[str, Gpu] | None = None) -> Experiment:
     """The experiment of a study YAML. Paths in it are relative to the file.
+
+    ``gpus`` are GPUs beside the catalog's, by name; they take the place of the study's own.
 
     Raises:
         InputError: a field is missing, unknown or out of range, or what it names cannot be used.
     """
-    return study_of(as_mapping(fill_environment(read_chain(path), str(path)), str(path)), path)
+    content = as_mapping(fill_environment(read_chain(path), str(path)), str(path))
+    return study_of(content, path, gpus=gpus)
 
 
 def study_of(
-    content: Mapping[str, Any], path: Path, placed: Cluster | None = None, where: str = ""
+    content: Mapping[str, Any],
+    path: Path,
+    placed: Cluster | None = None,
+    where: str = "",
+    gpus: Mapping[str, Gpu] | None = None,
 ) -> Experiment:
     """The experiment of a study's fields; ``path`` is the file that they stand in.
 
     ``placed`` takes the place of the study's own cluster; ``where`` is what errors name instead of
-    the file.
+    the file; ``gpus`` take the place of the study's own.
 
     Raises:
         InputError: as for ``read_study``.
     """
     where = where or str(path)
     study = validated(StudyFile, content, where)
-    gpus = catalog.gpus_of(study.gpus, study.sources, where) if study.gpus else {}
+    own = catalog.gpus_of(study.gpus, study.sources, where) if study.gpus else {}
+    known = {**own, **(gpus or {})}
     below = _below(study, path, where)
-    cluster = placed or _cluster(study, path, gpus)
+    cluster = placed or _cluster(study, path, known)
     notes = list(below.notes) if isinstance(below, Experiment) else []
     found = Experiment(
         name=study.name or path.stem,
@@ -126,6 +134,7 @@ def study_of(
         baseline=_baseline(study, below, where),
         stated=frozenset(study.baseline) if isinstance(below, Model) else None,
         cluster=cluster,
+        gpus=known,
         gpu=below.gpu if isinstance(below, Experiment) else "",
         notes=tuple(notes),
         settings=StudySettings(

@@ -9,6 +9,7 @@ import typer
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -66,6 +67,7 @@ def ask_command(
     slot: SlotOption = "2h",
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     calibration: CalibrationOption = None,
     runs: RunsOption = 8,
@@ -103,7 +105,7 @@ def ask_command(
     output = Output(as_json)
     wanted = Slot(duration_s(slot), duration_s(overhead, "--overhead"), steps)
     model = llm_options(llm, llm_url, llm_budget_tokens, llm_cost, llm_deadline, hint, llm_program)
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = calibrated_job(job, calibration)
     name = name_from(job.experiment.name)
     checked_folder(out)

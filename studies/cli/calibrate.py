@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specs.figures import percent
-from studies.cli.common import JsonOption, Output
+from studies.cli.common import GpuFileOption, JsonOption, Output
 from studies.cli.figures import counted
 from studies.cli.validate import ModelsOption
 
@@ -31,6 +31,7 @@ def calibrate_command(
         Path | None, typer.Option("--runs", metavar="R.csv", help="Table of measured runs.")
     ] = None,
     models: ModelsOption = None,
+    gpu_file: GpuFileOption = None,
     known: Annotated[
         list[Path] | None,
         typer.Option(
@@ -50,9 +51,9 @@ def calibrate_command(
 
     output, today = Output(as_json), date.today().isoformat()
     # A calibration may take its own place: it holds its runs and the new ones.
-    checked_file(out, "--out", [runs, models])
+    checked_file(out, "--out", [runs, models, gpu_file])
     if runs is not None:
-        table = read_table(runs, models)
+        table = read_table(runs, models, gpu_file)
         with output.progress(f"learning from {len(table):,} runs", None):
             calibration, report = calibrate(table, runs, today, known or ())
     elif known:

@@ -9,6 +9,7 @@ import typer
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -57,6 +58,7 @@ def launch_command(
     ] = None,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     storage: StorageOption = None,
     out: OutOption = Path("results"),
@@ -74,7 +76,7 @@ def launch_command(
 
     output = Output(as_json)
     launcher = _launcher(on, sbatch or [], srun or [])
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     name = name_from(job.experiment.name)
     checked_folder(out)
     address = storage_address(storage, out / "foretune.db")

@@ -9,6 +9,7 @@ import typer
 
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     InputArgument,
     JsonOption,
     Output,
@@ -49,6 +50,7 @@ def compile_command(
     llm_url: LlmUrlOption = None,
     llm_deadline: LlmDeadlineOption = None,
     cluster: ClusterOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,8 +62,8 @@ def compile_command(
 
     output = Output(as_json)
     check_installed()
-    checked_file(program, "--program", [find_input(source), cluster, *recordings])
-    job = resolve(source, cluster, None, axis_values(settings or [], "--set"))
+    checked_file(program, "--program", [find_input(source), cluster, gpu_file, *recordings])
+    job = resolve(source, cluster, None, axis_values(settings or [], "--set"), gpu_file)
     options = llm_options(llm, llm_url, deadline=llm_deadline)
     content = compile_program(job, recordings, good, options)
     write_atomically(program, to_json(content) + "\n")

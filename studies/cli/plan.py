@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from studies.cli.common import JsonOption, OutOption, Output
+from studies.cli.common import GpuFileOption, JsonOption, OutOption, Output
 from studies.cli.validate import CalibrationOption
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ CsvOption = Annotated[
 
 def plan_command(
     source: PlanArgument,
+    gpu_file: GpuFileOption = None,
     space: SpaceOption = None,
     jobs: JobsOption = None,
     csv_file: CsvOption = None,
@@ -63,8 +64,8 @@ def plan_command(
     if space not in (None, "core", "full"):
         raise InputError(f"--space {space} is neither core nor full.")
     if csv_file is not None:
-        checked_file(csv_file, "--csv", [plan_file(source), calibration])
-    plan = find_plan(source)
+        checked_file(csv_file, "--csv", [plan_file(source), gpu_file, calibration])
+    plan = find_plan(source, gpu_file)
     full = None if space is None else space == "full"
     result = run_plan(plan, out, full, jobs, output.progress, calibration)
     files = write_files(result, csv_file)

@@ -70,7 +70,13 @@ def project_command(
         raise InputError("project takes either INPUT or --runs R.csv; give one of them.")
     if source is None:
         assert runs is not None
-        project_runs(output, runs, models, csv, calibration)
+        given = {"--cluster": cluster, "--gpu": gpu, "--set": settings}
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise InputError(
+                f"the rows of --runs state what {' and '.join(unused)} would say; change the table."
+            )
+        project_runs(output, runs, models, gpu_file, csv, calibration)
         return
     if csv is not None or models is not None:
         raise InputError("--csv and --models belong to project --runs R.csv; leave them out.")

@@ -8,7 +8,12 @@ from studies.cli.common import Output
 
 
 def project_runs(
-    output: Output, runs: Path, models: Path | None, csv: Path | None, calibration: Path | None
+    output: Output,
+    runs: Path,
+    models: Path | None,
+    gpu_file: Path | None,
+    csv: Path | None,
+    calibration: Path | None,
 ) -> None:
     """Projects every row of a table and writes the results to ``csv``.
 
@@ -25,8 +30,8 @@ def project_runs(
 
     if csv is None:
         raise InputError("project --runs needs --csv OUT, where the projections go.")
-    checked_file(csv, "--csv", [runs, models, calibration])
-    table = read_table(runs, models, with_results=False)
+    checked_file(csv, "--csv", [runs, models, gpu_file, calibration])
+    table = read_table(runs, models, gpu_file, with_results=False)
     rows = projected_rows(table, calibrated_by(calibration))
     write_rows(csv, rows)
     refused = [row for row in rows if row["error"]]

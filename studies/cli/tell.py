@@ -10,6 +10,7 @@ import typer
 from studies.cli.ask import StorageOption
 from studies.cli.common import (
     ClusterOption,
+    GpuFileOption,
     GpuOption,
     InputArgument,
     JsonOption,
@@ -47,6 +48,7 @@ def tell_command(
     ] = False,
     cluster: ClusterOption = None,
     gpu: GpuOption = None,
+    gpu_file: GpuFileOption = None,
     settings: SetOption = None,
     calibration: CalibrationOption = None,
     storage: StorageOption = None,
@@ -71,7 +73,7 @@ def tell_command(
         raise InputError("tell either files, or --run N with --speed, --oom, --crash or --lost.")
     if by_hand and run is None:
         raise InputError("say with --run N which run this is of.")
-    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"))
+    job = resolve(source, cluster, gpu, axis_values(settings or [], "--set"), gpu_file)
     job = calibrated_job(job, calibration)
     name = name_from(job.experiment.name)
     checked_folder(out)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specs.figures import percent
-from studies.cli.common import JsonOption, Output, SeedOption
+from studies.cli.common import GpuFileOption, JsonOption, Output, SeedOption
 from studies.cli.figures import components_in_words, counted, shortened
 
 ModelsOption = Annotated[
@@ -41,6 +41,7 @@ LABEL_WIDTH = 30
 def validate_command(
     runs: Annotated[Path, typer.Argument(metavar="R.csv", help="Table of measured runs.")],
     models: ModelsOption = None,
+    gpu_file: GpuFileOption = None,
     calibrate: Annotated[
         int,
         typer.Option(
@@ -59,7 +60,7 @@ def validate_command(
     from studies.calibrating import calibrated_by
 
     output = Output(as_json)
-    table = read_table(runs, models)
+    table = read_table(runs, models, gpu_file)
     content = validation_json(table, calibrated_by(calibration), calibrate, seed)
     if as_json:
         output.result(content)

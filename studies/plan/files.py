@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+from specs import catalog
 from specs.errors import InputError
 from specs.files import path_exists
 from specs.formats.plan import Plan, read_plan
@@ -20,13 +21,14 @@ def shipped_plans() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("plan_*.yaml"))}
 
 
-def find_plan(text: str) -> Plan:
-    """The plan that ``text`` names: a file, or a shipped plan.
+def find_plan(text: str, gpu_file: Path | None = None) -> Plan:
+    """The plan that ``text`` names: a file, or a shipped plan; ``gpu_file`` has GPUs beside the
+    catalog's.
 
     Raises:
-        InputError: it is neither, or the file cannot be used.
+        InputError: it is neither, or a file cannot be used.
     """
-    return read_plan(plan_file(text))
+    return read_plan(plan_file(text), catalog.read_gpus(gpu_file) if gpu_file else None)
 
 
 def plan_file(text: str) -> Path:
