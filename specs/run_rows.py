@@ -28,10 +28,10 @@ from specs.choices import (
 from specs.cluster import Cluster
 from specs.config import TrainingConfig
 from specs.errors import InputError
-from specs.gpu import Gpu
-from specs.layout import virtual_stages
+from specs.gpu import LARGEST, Gpu
 from specs.model import Model
 from specs.provenance import Quantity
+from specs.run_checks import check_batch, check_projectable
 from specs.run_stated import unstated_facts
 from specs.run_words import (
     FULL_RECOMPUTE_BY_DEFAULT,
@@ -58,6 +58,10 @@ FindGpu = Callable[[str], Gpu]
 
 MODEL_FLOPS_CAUSAL_FROM = (25, 9)
 """Megatron-Bridge counts causal attention once in its TFLOP/s since this container release."""
+
+LARGEST_CONTRADICTION = 0.1
+"""By how much tokens/s and step time of a row may differ: of the 359 public runs that print both
+the farthest apart differ by 0.4%, which is rounding."""
 
 COUNTERS = ("allocated", "reserved", "active", "device", "allocated-last-rank", "unknown")
 GIB = 2**30
@@ -122,7 +126,7 @@ def read_row(
     model = find_model(_required(row, "model"))
     gpu = find_gpu(_required(row, "gpu"))
     words = read_words(row["run_id"], row.get("source", ""), row.get("notes", ""))
-    precision = _precision(row, defaults)
+    precision = _precision(row, gpu, defaults)
     stack = stack_of(
         row.get("framework", ""),
         row.get("framework_version", ""),
@@ -152,13 +156,16 @@ def read_row(
         target_tokens=None,
     )
     config, recompute_unknown = _config(row, model, gpu, stack, words, precision, sizes, defaults)
-    _check_projectable(config, workload, gpu)
+    check_projectable(config, workload, cluster, stack)
     if not config.layout and not config.schedule.is_v_shaped:
         config = config.changed(layout=balanced_layout(workload.model, config.pp, config.vpp))
     tokens_per_s, throughput_from = np.nan, ""
     if row.get("gbs") or config.pp == 1:
         tokens_per_s, throughput_from = _throughput(row, workload, cluster, stack)
     peak_gib, counter = _peak_memory(row)
+    # A peak and a printed TFLOP/s are worth what they are without the batch; speed alone needs it.
+    if throughput_from != "tflops" and (throughput_from or not np.isfinite(peak_gib)):
+        check_batch(sizes["gbs"], sizes["mbs"], sizes["dp"])
     return Run(
         config=config,
         workload=workload,
@@ -185,35 +192,6 @@ def read_row(
 
 
 _BETWEEN_RANKS = (MoeDispatcher.DEEPEP.label, MoeDispatcher.HYBRIDEP.label)
-
-_LAYERS_AT_THE_ENDS = 2
-"""Embedding and loss may count as layers of a pipeline of their own (Megatron-LM)."""
-
-
-def _check_projectable(config: TrainingConfig, workload: Workload, gpu: Gpu) -> None:
-    """Refuses a layout that does not hold the model and a format that the GPU does not multiply.
-
-    Raises:
-        InputError: one of them.
-    """
-    stages, layers = config.pp * config.vpp, workload.model.num_layers
-    if stages > layers + _LAYERS_AT_THE_ENDS:
-        raise InputError(
-            f"pp*vpp {stages} is more than the {layers} layers of {workload.model.name}: some "
-            "stages would be empty."
-        )
-    multiplied = config.precision.gemm_format
-    if multiplied != "fp32" and multiplied not in gpu.peak_flops:
-        raise InputError(f"precision {config.precision.label} does not run on {gpu.name}.")
-    model = workload.model
-    virtual_stages(
-        config.layout,
-        model.num_layers,
-        model.mtp_layers,
-        config.pp,
-        config.vpp,
-        config.schedule.is_v_shaped,
-    )
 
 
 _PUBLISHER = re.compile(r"[^\s,;]+/[^\s,;/]+|[^,;(]+")
@@ -411,12 +389,12 @@ def _overlap(row: dict[str, str], usual: Overlap, words: Words, defaults: Counte
     return usual | words.overlapped
 
 
-def _precision(row: dict[str, str], defaults: Counter[str]) -> Precision:
-    """Number format; 16-bit where not stated."""
+def _precision(row: dict[str, str], gpu: Gpu, defaults: Counter[str]) -> Precision:
+    """Number format; where not stated, the 16 bits that the GPU has, bf16 first."""
     text = row.get("precision", "").lower()
     if text in ("", "16-bit", "16bit"):
         defaults["precision"] += 1
-        return Precision.BF16
+        return Precision.BF16 if gpu.supports(Precision.BF16) else Precision.FP16
     precision = Precision.parse(text)
     by_row = precision is Precision.FP8 and scales_by_row(row.get("notes", ""))
     return Precision.FP8_SC if by_row else precision
@@ -498,19 +476,40 @@ def _sequence_parallel(
 def _throughput(
     row: dict[str, str], workload: Workload, cluster: Cluster, stack: Stack
 ) -> tuple[float, str]:
-    """Measured tokens/s/GPU and the column that it comes from."""
+    """Measured tokens/s/GPU and the column that it comes from.
+
+    Raises:
+        InputError: a value is none, or tokens/s and step time contradict each other.
+    """
     tokens_per_s = _result(row, "tokens_per_s_per_gpu")
+    step_time_s = _result(row, "step_time_s")
+    by_step = 0.0
+    if step_time_s:
+        by_step = workload.tokens_per_step / step_time_s / cluster.num_gpus
+    if tokens_per_s and by_step and row.get("gbs"):
+        _check_agreement(row, tokens_per_s, by_step)
     if tokens_per_s:
         return tokens_per_s, "tokens"
-    step_time_s = _result(row, "step_time_s")
     if step_time_s:
-        return workload.tokens_per_step / step_time_s / cluster.num_gpus, "step"
+        return by_step, "step"
     tflops = _result(row, "tflops_per_gpu")
     if tflops:
         causal = counts_causal_attention(stack)
         flops = model_flops_per_token(workload.model, workload.seq_len, causal)
         return tflops * 1e12 / flops, "tflops"
     return np.nan, ""
+
+
+def _check_agreement(row: dict[str, str], tokens_per_s: float, by_step: float) -> None:
+    """Refuses tokens/s/GPU that differ from what the step time implies by more than
+    LARGEST_CONTRADICTION."""
+    if max(tokens_per_s, by_step) > (1 + LARGEST_CONTRADICTION) * min(tokens_per_s, by_step):
+        raise InputError(
+            f"tokens_per_s_per_gpu {row['tokens_per_s_per_gpu']} and step_time_s "
+            f"{row['step_time_s']} contradict each other: with gbs {row['gbs']} and seq_len "
+            f"{row['seq_len']} the step time means {by_step:,.1f} tokens/s/GPU; correct one of "
+            "them or leave one empty."
+        )
 
 
 def counts_causal_attention(stack: Stack) -> bool:
@@ -558,9 +557,14 @@ def _result(row: dict[str, str], name: str) -> float:
     """A measured value; 0 where it is not stated.
 
     Raises:
-        InputError: the value is no number.
+        InputError: the value is no number, or not one of this world.
     """
-    return _number(row, name, 0.0)
+    value = _number(row, name, 0.0)
+    if value and not 1 / LARGEST < value < LARGEST:
+        raise InputError(
+            f"{name} is {row[name]!r}, which nothing measures; check the unit or leave it empty."
+        )
+    return value
 
 
 def _required(row: dict[str, str], name: str) -> str:

@@ -35,7 +35,7 @@ def unstated_facts(
     Returns:
         Columns; ``rank`` where a pipeline's peak is that of a rank which the row does not name;
         ``offload`` where activations lie in host memory, of which no column says how many; ``dp``
-        where the ranks that would share states do not get a microbatch each.
+        where the ranks that would share states do not get whole microbatches each.
     """
     columns = ["mbs"]
     if dp * config.cp > 1:
@@ -52,6 +52,6 @@ def unstated_facts(
         left_open.append("rank")
     if _OFFLOADED.search(f"{row['run_id']} ; {row.get('notes', '')}"):
         left_open.append("offload")
-    if row.get("gbs") and float(row["gbs"]) < config.mbs * dp:
+    if row.get("gbs") and float(row["gbs"]) % (config.mbs * dp):
         left_open.append("dp")
     return tuple(left_open)

@@ -33,6 +33,7 @@ FULL = {
         ({"notes": "cpu_offloading_num_layers=0; activation_offload=no"}, ""),
         ({"run_id": "moe_fine_grained_offloading"}, "offload"),
         ({"gbs": "2"}, "dp"),
+        ({"gbs": "63"}, "dp"),
     ],
 )
 def test_what_a_row_leaves_open_is_named(change: dict[str, str], names: str) -> None:

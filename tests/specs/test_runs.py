@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specs import catalog
@@ -32,6 +33,9 @@ DENSE = {
     "seq_len": "8192", "gbs": "128", "mbs": "1", "tp": "4", "pp": "4", "dp": "4",
     "recompute": "none", "tokens_per_s_per_gpu": "800",
 }  # fmt: skip
+
+
+MOE = {"model": "mixtral-8x7b", "tp": "1", "pp": "1", "dp": ""}
 
 
 def read(*rows: dict[str, str]) -> Any:
@@ -88,11 +92,32 @@ def test_data_parallel_follows_from_the_gpu_count() -> None:
         ({"pp": "500", "num_gpus": "2000", "dp": "1"}, "more than the 80 layers"),
         ({"vpp": "21"}, "pp*vpp 84 is more than the 80 layers"),
         ({"precision": "int1"}, "int1"),
-        ({"precision": "nvfp4"}, "nvfp4 does not run on H100-SXM"),
+        ({"precision": "nvfp4"}, "H100-SXM does not run nvfp4; it runs bf16"),
+        ({"precision": "mxfp8"}, "H100-SXM does not run mxfp8"),
+        ({"precision": "mxfp8", "gpu": "MI300X"}, "MI300X does not run mxfp8"),
+        ({"precision": "nvfp4", "gpu": "MI355X"}, "MI355X does not run nvfp4"),
+        ({"precision": "bf16", "gpu": "V100-32GB"}, "V100-32GB does not run bf16; it runs fp16"),
+        ({"tp": "3", "num_gpus": "48"}, "64 attention heads do not divide by tp 3"),
+        ({**MOE, "ep": "16"}, "8 experts do not divide by ep 16"),
+        ({**MOE, "ep": "3", "num_gpus": "192", "gbs": "192"}, "8 experts do not divide by ep 3"),
+        ({"gbs": "63"}, "gbs 63 is not a multiple of mbs*dp 4 (1*4)"),
+        ({"gbs": "2"}, "gbs 2 is not a multiple of mbs*dp 4 (1*4)"),
+        ({"mbs": "3"}, "gbs 128 is not a multiple of mbs*dp 12 (3*4)"),
+        ({"gbs": "63", "peak_mem_gb": "60"}, "gbs 63 is not a multiple"),
         ({"schedule": "zigzag"}, "zigzag"),
         ({"layout": "Et|L"}, "layout"),
         ({"peak_mem_gb": "10", "memory_unit": "acres"}, "memory_unit"),
         ({"tokens_per_s_per_gpu": "fast"}, "tokens_per_s_per_gpu"),
+        ({"tokens_per_s_per_gpu": "1e-320"}, "tokens_per_s_per_gpu is '1e-320', which nothing"),
+        ({"step_time_s": "1e-320"}, "step_time_s is '1e-320', which nothing measures"),
+        ({"tflops_per_gpu": "1e308", "tokens_per_s_per_gpu": ""}, "tflops_per_gpu is '1e308'"),
+        ({"peak_mem_gb": "1e308", "memory_unit": "GB"}, "peak_mem_gb is '1e308', which nothing"),
+        (
+            {"step_time_s": "100"},
+            "tokens_per_s_per_gpu 800 and step_time_s 100 contradict each other: with gbs 128 and "
+            "seq_len 8192 the step time means 163.8 tokens/s/GPU",
+        ),
+        ({"step_time_s": "18.4"}, "the step time means 890.4 tokens/s/GPU"),
     ],
 )
 def test_a_bad_row_is_refused_alone_with_its_reason(change: dict[str, str], words: str) -> None:
@@ -104,8 +129,25 @@ def test_a_bad_row_is_refused_alone_with_its_reason(change: dict[str, str], word
     assert words in refusal.reason
 
 
+def test_a_batch_that_does_not_divide_leaves_what_does_not_depend_on_it() -> None:
+    alone = {"gbs": "6", "tokens_per_s_per_gpu": ""}
+    table = read({"run_id": "memory", "peak_mem_gb": "60", **alone},
+                 {"run_id": "printed", "tflops_per_gpu": "400", **alone},
+                 {"run_id": "nothing", **alone})  # fmt: skip
+    assert list(table.run_id) == ["memory", "printed"]
+    assert list(table.throughput_from) == ["", "tflops"]
+    assert np.isnan(table.tokens_per_s_per_gpu[0])
+    assert all("dp" in facts.split(", ") for facts in table.unstated)
+
+
+def test_sixteen_bits_are_those_of_the_gpu() -> None:
+    table = read({"precision": "", "gpu": "V100-32GB"}, {"run_id": "b", "precision": "16-bit"})
+    assert table.config.config(0).precision is Precision.FP16
+    assert table.config.config(1).precision is Precision.BF16
+
+
 def test_throughput_comes_from_tokens_then_step_time_then_tflops() -> None:
-    tokens = read({"step_time_s": "1", "tflops_per_gpu": "1"})
+    tokens = read({"step_time_s": "20", "tflops_per_gpu": "1"})
     assert (tokens.throughput_from[0], tokens.tokens_per_s_per_gpu[0]) == ("tokens", 800)
     step = read({"tokens_per_s_per_gpu": "", "step_time_s": "20.48", "tflops_per_gpu": "1"})
     assert step.throughput_from[0] == "step"
@@ -114,6 +156,11 @@ def test_throughput_comes_from_tokens_then_step_time_then_tflops() -> None:
     flops = model_flops_per_token(catalog.model("llama3-70b"), 8192, causal=False)
     assert tflops.throughput_from[0] == "tflops"
     assert tflops.tokens_per_s_per_gpu[0] == pytest.approx(400e12 / flops)
+
+
+def test_a_step_time_says_nothing_of_tokens_where_the_batch_is_assumed() -> None:
+    assumed = read({"gbs": "", "pp": "1", "dp": "16", "step_time_s": "100"})
+    assert assumed.throughput_from.tolist() == ["tokens"]
 
 
 def test_memory_units_become_gib() -> None:
@@ -147,7 +194,8 @@ def test_schedule_labels(label: str, run_id: str, schedule: Schedule, vpp: int) 
 
 @pytest.mark.parametrize(("pp", "chunks"), [("4", 10), ("40", 2), ("80", 1)])
 def test_interleaved_without_chunks_has_about_two_layers_each(pp: str, chunks: int) -> None:
-    config = read({"schedule": "interleaved", "pp": pp, "tp": "1", "num_gpus": "80", "dp": ""})
+    sizes = {"pp": pp, "tp": "1", "num_gpus": "80", "dp": "", "gbs": "160"}
+    config = read({"schedule": "interleaved", **sizes})
     assert config.config.vpp.tolist() == [chunks], "llama3.1-70b has 80 layers"
 
 
