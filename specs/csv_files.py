@@ -1,13 +1,48 @@
-"""Every CSV that we write: text that a spreadsheet would run as a formula stays text."""
+"""CSV files: the header of one that we read, and every one that we write: text that a spreadsheet
+would run as a formula stays text."""
 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from specs.errors import InputError
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """What a formula may begin with (OWASP, CSV Injection)."""
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What is written between columns where a comma is not (spreadsheets of many countries)."""
+
+
+def checked_header(header: Sequence[str], needed: Sequence[str], what: str) -> list[str]:
+    """Names of the columns of a CSV, without blanks around them.
+
+    Args:
+        header: cells of the first row, separated by commas.
+        needed: columns that must be there.
+        what: the file and what it is to be, "x.csv is no table of runs", for the complaint.
+
+    Raises:
+        InputError: a needed column is missing, or a column is there twice.
+    """
+    names = [name.strip() for name in header]
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise InputError(
+            f"{what}: its header names {', '.join(twice)} twice; keep one column of each name."
+        )
+    if set(needed) <= set(names):
+        return names
+    for separator, words in SEPARATORS.items():
+        found = {name.strip().strip('"') for name in ",".join(header).split(separator)}
+        if set(needed) <= found:
+            raise InputError(
+                f"{what}: its columns are separated by {words}; save it with commas between them."
+            )
+    raise InputError(f"{what}: it needs the columns {' and '.join(needed)}.")
 
 
 def cell(value: Any) -> Any:

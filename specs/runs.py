@@ -22,6 +22,7 @@ from specs import catalog
 from specs.choices import Precision
 from specs.cluster import Cluster
 from specs.config import ConfigTable
+from specs.csv_files import checked_header
 from specs.errors import InputError
 from specs.files import input_file
 from specs.run_rows import FindGpu, FindModel, Run, read_row
@@ -179,9 +180,8 @@ def read_runs(
     try:
         with input_file(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            names = set(reader.fieldnames or ())
-            if not {"model", "gpu"} <= names:
-                raise InputError(f"{path} is no table of runs: it needs the columns model and gpu.")
+            what = f"{path} is no table of runs"
+            reader.fieldnames = checked_header(reader.fieldnames or (), ("model", "gpu"), what)
             rows = [
                 {k: (v or "").strip() for k, v in raw.items() if k}
                 for raw in islice(reader, MAX_ROWS + 1)
