@@ -1,7 +1,8 @@
 """A calibration as a JSON file.
 
-One checksum covers all that is computed with: a file that was edited is refused, for what a run
-says of other runs hangs on its labels, and on which runs there are.
+One checksum covers all that is computed with, and what the file says of its origin: a file that was
+edited is refused, for what a run says of other runs hangs on its labels, and on which runs there
+are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from surrogate.features import FEATURES
 from surrogate.memory_calibration import FailedRun, FinishedRun, MemoryFacts, Peak
 from surrogate.time_rates import BELIEFS
 
-SCHEMA_VERSION: Literal[5] = 5
+SCHEMA_VERSION: Literal[6] = 6
+
+ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
+"""What a calibration file says of its origin; nothing is computed from it."""
 
 _LogError = Annotated[float, Field(ge=-LARGEST_LOG_ERROR, le=LARGEST_LOG_ERROR)]
 _Coordinate = Annotated[float, Field(gt=-1e6, lt=1e6)]
@@ -47,7 +51,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    schema_version: Literal[5]
+    schema_version: Literal[6]
     projections: str
     bias: _LogError
     bias_sd: Annotated[float, Field(ge=0, le=LARGEST_LOG_ERROR)]
@@ -91,7 +95,8 @@ def calibration_json(calibration: Calibration) -> dict[str, Any]:
         "out_of_memory": peaks.out_of_memory_json(),
         "finished": peaks.finished_json(),
     }
-    return {**calibration.about, **content, "checksum": _checksum(content)}
+    checksum = _checksum({**_origin(calibration.about), **content})
+    return {**calibration.about, **content, "checksum": checksum}
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -140,7 +145,8 @@ def calibration_of(content: bytes, name: str) -> Calibration:
     twice = _repeated(run.run_id for run in runs) or _repeated(in_memory) or _repeated(ended)
     if twice:
         raise InputError(f"{name} has run {twice[0]!r} twice; calibrate again from the runs.")
-    if file.checksum != _checksum(file.model_dump(include=_COVERED)):
+    about = dict(file.model_extra or {})
+    if file.checksum != _checksum({**_origin(about), **file.model_dump(include=_COVERED)}):
         raise InputError(
             f"{name} was edited: its runs and numbers are not those that were written together; "
             "calibrate again from the runs."
@@ -156,7 +162,7 @@ def calibration_of(content: bytes, name: str) -> Calibration:
         bias_sd=file.bias_sd,
         projections=file.projections,
         peaks=MemoryFacts.from_json(file.peaks, file.out_of_memory, file.finished),
-        about=dict(file.model_extra or {}),
+        about=about,
     )
 
 
@@ -177,6 +183,11 @@ def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _origin(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the origin, without fields that calibrations do not have."""
+    return {name: about[name] for name in ABOUT if name in about}
+
+
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Of everything that is computed with, whatever the order of its keys."""
+    """Of everything that it covers, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -112,7 +112,7 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     again = replace(shipped(), calibration=read_calibration(path))
     assert again.predict(table).value == pytest.approx(calibrated.predict(table).value, rel=2e-3)
     content = json.loads(path.read_text())
-    assert content["schema_version"] == 5
+    assert content["schema_version"] == 6
     assert [run["run_id"] for run in content["runs"]] == ["mine-0", "mine-1"]
 
 
@@ -122,7 +122,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     table = replace(runs(0.8, {}), peak_memory_gib=np.array([90.0]))
     learned = shipped().calibrated(table).with_peaks(table)
     failed = MemoryFacts.of_out_of_memory(cases_of(runs(1.0, {"tp": "2"})), ["failed"])
-    calibration = replace(learned.calibration, peaks=learned.peaks().merged(failed))
+    about = {
+        "fitted_on": "runs.csv",
+        "fit_date": "2026-12-01",
+        "data_hash": "1",
+        "before": {"n": 1, "mape": 0.25},
+        "after": {"n": 1, "mape": 0.125},
+    }
+    peaks = learned.peaks().merged(failed)
+    calibration = replace(learned.calibration, peaks=peaks, about=about)
     path = tmp_path_factory.mktemp("written") / "c.json"
     write_calibration(path, calibration)
     content: dict[str, Any] = json.loads(path.read_text())
@@ -142,6 +150,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         lambda file: file.update(bias=0.5),
         lambda file: file.update(bias_sd=0.1),
         lambda file: file.update(projections="edited"),
+        lambda file: file.update(fitted_on="other.csv"),
+        lambda file: file.update(fit_date="2020-01-01"),
+        lambda file: file.update(data_hash="0"),
+        lambda file: file["before"].update(mape=0.5),
+        lambda file: file.pop("after"),
     ],
 )
 def test_an_edited_calibration_is_refused(
@@ -178,7 +191,7 @@ def test_a_run_that_is_listed_twice_is_refused(part: str, written: dict[str, Any
 def test_a_calibration_of_an_earlier_version_is_to_be_made_again(written: dict[str, Any]) -> None:
     earlier = {name: held for name, held in written.items() if name != "checksum"}
     with pytest.raises(InputError, match="another version of foretune; calibrate again"):
-        calibration_of(json.dumps(earlier | {"schema_version": 4}).encode(), "c.json")
+        calibration_of(json.dumps(earlier | {"schema_version": 5}).encode(), "c.json")
 
 
 def test_measuring_a_run_again_replaces_it() -> None:
