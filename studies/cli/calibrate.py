@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -52,8 +53,11 @@ def calibrate_command(
     output, today = Output(as_json), date.today().isoformat()
     # A calibration may take its own place: it holds its runs and the new ones.
     checked_file(out, "--out", [runs, models, gpu_file])
+    nodes: dict[str, int] = {}
     if runs is not None:
         table = read_table(runs, models, gpu_file)
+        spans = [cluster.num_nodes for cluster in table.clusters]
+        nodes = dict(zip(table.run_id.tolist(), spans, strict=True))
         with output.progress(f"learning from {len(table):,} runs", None):
             calibration, report = calibrate(table, runs, today, known or ())
     elif known:
@@ -65,7 +69,7 @@ def calibrate_command(
     if as_json:
         output.result({**report, "file": str(out)})
     else:
-        show_report(output, report)
+        show_report(output, report, nodes)
         output.say(f"written to {out}")
 
 
@@ -96,8 +100,13 @@ def _worse(what: str, report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def far_off(report: Mapping[str, Any]) -> list[str]:
-    """One sentence that names the runs far from what the others say of them."""
+def far_off(report: Mapping[str, Any], nodes: Mapping[str, int]) -> list[str]:
+    """One sentence that names the runs far from what the others say of them.
+
+    Args:
+        report: of the calibration.
+        nodes: how many each run spans, as far as known.
+    """
     runs = [run for run in report["disagree"] if abs(run["sd"]) >= FAR_OFF]
     if not runs:
         return []
@@ -107,7 +116,16 @@ def far_off(report: Mapping[str, Any]) -> list[str]:
         for run in runs[:NAMED]
     )
     more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
-    return [f"check for a typing error or a sick node: {named}{more}."]
+    causes = "a typing error or a sick node"
+    slow = {run["run_id"] for run in runs if run["sd"] < 0}
+    far = [count for run_id, count in nodes.items() if run_id in slow]
+    near = [count for run_id, count in nodes.items() if run_id not in slow]
+    if far and near and median(far) > median(near):
+        causes = (
+            "a typing error, a sick node or, since they span more nodes than the others, a network "
+            "slower than stated"
+        )
+    return [f"check for {causes}: {named}{more}."]
 
 
 def doubtful(report: Mapping[str, Any]) -> list[str]:
@@ -126,15 +144,21 @@ def doubtful(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def show_report(output: Output, report: dict[str, Any]) -> None:
-    """Prints before, after, what moved and which runs disagree."""
+def show_report(output: Output, report: dict[str, Any], nodes: Mapping[str, int]) -> None:
+    """Prints before, after, what moved and which runs disagree.
+
+    Args:
+        output: where to.
+        report: of the calibration.
+        nodes: how many each run spans, as far as known.
+    """
     from studies.run_refusals import by_reason
 
     if report["runs"]:
         output.say(
             _before_after(f"{counted(report['runs'], 'run')}: before, projections are", report)
         )
-        output.say(*far_off(report), *_worse("throughput", report))
+        output.say(*far_off(report, nodes), *_worse("throughput", report))
     if report["skipped"]:
         output.say(f"cannot be used ({len(report['skipped']):,} of the rows):")
         output.say(*(f"  {line}" for line in by_reason(report["skipped"])))

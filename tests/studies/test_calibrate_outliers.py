@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from studies.cli.main import call
-from tests.studies.test_calibrate_command import EXAMPLE, calibrate, table
+from tests.studies.test_calibrate_command import COLUMNS, EXAMPLE, calibrate, table
 
 
 def projected(capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, Any]:
@@ -73,3 +74,35 @@ def test_a_throughput_beyond_the_peak_of_the_gpu_is_not_learned(
     told = calibrate(capsys, "--runs", slow, "--out", tmp_path / "3.json")
     assert (told["runs"], told["skipped"]) == (3, [])
     assert told["disagree"][0]["run_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("slow", "blamed"), [("128", True), ("16", False)], ids=["many nodes", "few nodes"]
+)
+def test_a_run_on_more_nodes_that_is_slow_may_have_a_slow_network(
+    slow: str, blamed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = tmp_path / "r.csv", tmp_path / "projected.csv"
+    rows = [
+        f"{gpus}-{tp}-{mbs},MI300X,8,{gpus},Primus,llama3.1-8b,bf16,8192,512,{mbs},{tp},1,zero1,none"
+        for gpus in ("16", "32", "64", "128")
+        for tp in (1, 2)
+        for mbs in (1, 2)
+    ]
+
+    def write(speeds: list[float]) -> None:
+        lines = [f"{row},{speed:g},,," for row, speed in zip(rows, speeds, strict=True)]
+        runs.write_text("\n".join([COLUMNS, *lines]) + "\n")
+
+    write([1.0] * len(rows))
+    assert call(["project", "--runs", str(runs), "--csv", str(out)]) == 0
+    with out.open() as file:
+        projected = [float(row["tokens_per_s_per_gpu"]) for row in csv.DictReader(file)]
+    name = f"{slow}-1-1"
+    slowed = [0.6 if row.startswith(f"{name},") else 1.0 for row in rows]
+    write([speed * factor for speed, factor in zip(projected, slowed, strict=True)])
+    capsys.readouterr()
+    assert call(["calibrate", "--runs", str(runs), "--out", str(tmp_path / "c.json")]) == 0
+    headline = capsys.readouterr().out.partition("GPU | framework")[0]
+    assert f"{name} (measured" in headline
+    assert ("a network slower than stated" in headline) is blamed
