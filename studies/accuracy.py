@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from specs import catalog
 from specs.models_json import models_json
 from specs.runs import RunTable, read_runs
+from studies.impossible_runs import impossible_peaks, impossible_speeds, rows_with_speed
 from studies.run_refusals import check_some_usable
+from surrogate.calibration import Calibration
 from surrogate.in_sample import calibrated_with, learned_from
 from surrogate.learned import Learned
 from surrogate.memory import fit_probability, interval_half_width, memory_doubt, memory_log_sd
@@ -89,26 +92,49 @@ def validation_json(
         calibrate: runs of each Fold that are revealed first, in seeded draws; 0 for none.
         seed: of the draws.
     """
-    measured = np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step")))
-    timed = table.take(measured)
-    projected = learned.predict(timed)
+    told = rows_with_speed(table)
+    projected = learned.predict(table.take(told))
+    impossible = _impossible_speeds(table, told, projected, learned)
+    possible = ~np.isin(told, list(impossible))
+    printed = table.throughput_from[told] == "tflops"
+    measured, apart = told[possible & ~printed], told[possible & printed]
+    judged, projected_apart = table.take(measured), projected.take(possible & printed)
+    projected = projected.take(possible & ~printed)
     throughput = {
-        **sliced_metrics(timed, timed.tokens_per_s_per_gpu, projected),
-        "skipped": _skipped(table, measured, _no_throughput(table)),
-        "from_tflops": _from_tflops(table, learned),
+        **sliced_metrics(judged, judged.tokens_per_s_per_gpu, projected),
+        "skipped": _skipped(table, measured, _no_throughput(table, impossible)),
+        "from_tflops": error_metrics(table.tokens_per_s_per_gpu[apart], projected_apart),
     }
     if calibrate:
         zero_shot = {name: throughput[name] for name in _METRICS}
-        throughput |= _calibrated(timed, learned, calibrate, seed)
+        throughput |= _calibrated(judged, learned, calibrate, seed)
         throughput["zero_shot"] = zero_shot
     return {
         "throughput": throughput,
-        "memory": memory_json(table, learned.peaks()),
-        "groups": ranking_metrics(timed, timed.tokens_per_s_per_gpu, projected.value),
+        "memory": memory_json(table, learned.peaks(), impossible),
+        "groups": ranking_metrics(judged, judged.tokens_per_s_per_gpu, projected.value),
         "in_sample": _in_sample(table, measured, learned),
         "refused": [{"run_id": r.run_id, "reason": r.reason} for r in table.refused],
         "defaults": dict(table.defaults),
     }
+
+
+def _impossible_speeds(
+    table: RunTable, told: Column, projected: Projected, learned: Learned
+) -> dict[int, str]:
+    """Rows of the table whose throughput is impossible, each with why.
+
+    Args:
+        table: n runs.
+        told: indices of those that state a throughput, shape (t,).
+        projected: their projections, shape (t,).
+        learned: what made them; a calibration of it has no say in what is impossible.
+    """
+    runs = table.take(told)
+    if len(learned.calibration):
+        projected = replace(learned, calibration=Calibration.nothing()).predict(runs)
+    found = impossible_speeds(runs, projected.value)
+    return {int(told[row]): why for row, why in found.items()}
 
 
 def _in_sample(table: RunTable, measured: Column, learned: Learned) -> dict[str, int]:
@@ -129,24 +155,33 @@ def _in_sample(table: RunTable, measured: Column, learned: Learned) -> dict[str,
 _METRICS = ("n", "mape", "median_ape", "p90_ape", "bias", "coverage90", "half_width90")
 
 
-def memory_json(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
+def memory_json(
+    table: RunTable, known: MemoryFacts, impossible: Mapping[int, str]
+) -> dict[str, Any]:
     """Errors of peak memory, projected with ``known`` peaks, in the reading of each row's counter;
     OOM rows apart.
 
-    ``stated`` are the rows whose recompute is stated; ``worst`` the rows with the largest errors
-    and what their projections consist of.
+    Rows whose throughput is ``impossible`` and peaks that cannot be those of their config are not
+    judged. ``stated`` are the rows whose recompute is stated; ``worst`` the rows with the largest
+    errors and what their projections consist of.
     """
-    held = np.flatnonzero(np.isfinite(table.peak_memory_gib) & ~table.out_of_memory)
+    wrong = {**impossible_peaks(table), **impossible}
+    believed = np.ones(len(table), dtype=bool)
+    believed[list(wrong)] = False
+    held = np.flatnonzero(np.isfinite(table.peak_memory_gib) & ~table.out_of_memory & believed)
     peaks = table.take(held)
     projected = memory_projected(peaks, known)
     truth = peaks.peak_memory_gib
     stated = np.flatnonzero(~peaks.recompute_unknown)
-    reasons = np.where(table.out_of_memory, "ran out of memory", "no peak memory is stated")
+    reasons = np.full(len(table), "no peak memory is stated", dtype=object)
+    reasons[table.out_of_memory] = "ran out of memory"
+    for row, why in wrong.items():
+        reasons[row] = why
     return {
         **sliced_metrics(peaks, truth, projected, memory=True),
         "stated": error_metrics(truth[stated], projected.take(stated)),
         "worst": _worst_peaks(peaks, projected, known),
-        "out_of_memory": _out_of_memory(table, known),
+        "out_of_memory": _out_of_memory(table.take(table.out_of_memory & believed), known),
         "skipped": _skipped(table, held, reasons),
     }
 
@@ -178,9 +213,8 @@ def _worst_peaks(peaks: RunTable, projected: Projected, known: MemoryFacts) -> l
     ]
 
 
-def _out_of_memory(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
-    """OOM rows and how many of them would have been called fitting."""
-    failed = table.take(np.flatnonzero(table.out_of_memory))
+def _out_of_memory(failed: RunTable, known: MemoryFacts) -> dict[str, Any]:
+    """How many OOM rows would have been called fitting."""
     if not len(failed):
         return {"n": 0, "called_fitting": 0, "run_ids": []}
     cases = cases_of(failed)
@@ -195,12 +229,16 @@ def _out_of_memory(table: RunTable, known: MemoryFacts) -> dict[str, Any]:
     }
 
 
-def _no_throughput(table: RunTable) -> Column:
-    """Why each row has no throughput to compare with."""
+def _no_throughput(table: RunTable, impossible: Mapping[int, str]) -> Column:
+    """Why each row has no throughput to compare with, or an ``impossible`` one."""
     reasons = np.full(len(table), "no throughput is stated", dtype=object)
     reasons[table.throughput_from == "tflops"] = "only a TFLOP/s is printed: scored apart"
     assumed = table.batch_assumed & (table.config.pp > 1)
     reasons[assumed] = "gbs is missing: the pipeline's share of idle time is unknown"
+    no_step = np.setdiff1d(np.flatnonzero(table.throughput_from != ""), rows_with_speed(table))
+    reasons[no_step] = "gbs is not a multiple of mbs*dp: no step has that batch"
+    for row, why in impossible.items():
+        reasons[row] = why
     return reasons
 
 
@@ -210,15 +248,6 @@ def _skipped(table: RunTable, used: Column, reasons: Column) -> list[dict[str, s
     for row in np.setdiff1d(np.arange(len(table)), used):
         entries.append((int(table.row[row]), str(table.run_id[row]), str(reasons[row])))
     return [{"run_id": run_id, "reason": reason} for _, run_id, reason in sorted(entries)]
-
-
-def _from_tflops(table: RunTable, learned: Learned) -> dict[str, Any]:
-    """Errors on rows whose only figure is a printed TFLOP/s, whose definitions differ."""
-    rows = np.flatnonzero(table.throughput_from == "tflops")
-    printed = table.take(rows)
-    if not len(rows):
-        return error_metrics(np.empty(0), Projected.empty(0))
-    return error_metrics(printed.tokens_per_s_per_gpu, learned.predict(printed))
 
 
 def _calibrated(timed: RunTable, learned: Learned, runs: int, seed: int) -> Mapping[str, Any]:

@@ -16,15 +16,15 @@ from specs.config import ConfigTable
 from specs.errors import InputError
 from specs.files import input_file
 from specs.runs import Refusal, RunTable
+from studies.impossible_runs import impossible_peaks, impossible_speeds, rows_with_speed
 from studies.job import Job
-from surrogate.calibration import LARGEST_LOG_ERROR, Calibration
+from surrogate.calibration import Calibration
 from surrogate.calibration_file import FIELDS, read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
 from surrogate.memory_calibration import MemoryFacts, is_doubtful
 from surrogate.memory_jobs import job_key, refuted_by
 from surrogate.run_cases import cases_of
-from surrogate.speed_of_light import fastest_tokens_per_s_per_gpu
 
 Floats = NDArray[np.float64]
 
@@ -173,27 +173,25 @@ def calibrate(
         InputError: no run has a throughput to learn from, or one that is possible.
     """
     data_hash = _hash(source)
-    used = table.take(np.flatnonzero(np.isin(table.throughput_from, ("tokens", "step"))))
-    calibration = shipped().calibrated(used).calibration
-    impossible = _impossible_speeds(used, calibration.errors)
+    told = table.take(rows_with_speed(table))
+    impossible = impossible_speeds(told, shipped().predict(told).value)
     # Where the throughput is not that of the config, the memory is not to be believed either.
-    believed = table.take(~np.isin(table.run_id, used.run_id[list(impossible)]))
+    believed = table.take(~np.isin(table.run_id, told.run_id[list(impossible)]))
+    used = believed.take(np.isin(believed.throughput_from, ("tokens", "step")))
     failed, left_out = _out_of_memory(believed)
     peaks = with_out_of_memory(shipped().with_peaks(believed), failed).calibration
     skipped = [refusal._asdict() for refusal in (*table.refused, *left_out)]
-    skipped += [_skipped(used, row, why) for row, why in impossible.items()]
-    if len(impossible) == len(used) and peaks.peaks.is_empty:
-        why = skipped[-1]["reason"] if impossible else NOTHING_STATED
+    wrong = [_skipped(told, row, why) for row, why in impossible.items()]
+    wrong += [_skipped(believed, row, why) for row, why in impossible_peaks(believed).items()]
+    skipped += wrong
+    if not len(used) and peaks.peaks.is_empty:
+        why = wrong[-1]["reason"] if wrong else NOTHING_STATED
         raise InputError(f"{source} has no run to calibrate with: {why}.")
-    if impossible:
-        used = used.take(~np.isin(np.arange(len(used)), list(impossible)))
-        calibration = shipped().calibrated(used).calibration
-    calibration = calibration.merged(peaks)
-    skipped += _impossible_peaks(believed, peaks.peaks)
+    calibration = shipped().calibrated(used).calibration.merged(peaks)
     if known:
-        before, told = merge(known, fit_date)
+        before, of_known = merge(known, fit_date)
         calibration, refuted = _merged(before, calibration)
-        skipped += [*told["skipped"], *refuted]
+        skipped += [*of_known["skipped"], *refuted]
     report = report_of(calibration)
     about = {
         "fitted_on": str(source),
@@ -261,21 +259,6 @@ def _doubtful(table: RunTable, failed: MemoryFacts) -> list[dict[str, Any]]:
     ]
 
 
-def _impossible_peaks(table: RunTable, learned: MemoryFacts) -> list[dict[str, Any]]:
-    """Runs whose peak is not that of their config."""
-    told = np.isfinite(table.peak_memory_gib) & ~table.out_of_memory & ~table.recompute_unknown
-    return [
-        _skipped(
-            table,
-            int(row),
-            f"a peak of {table.peak_memory_gib[row]:.3g} GiB is not that of its config; check the "
-            "unit and the counter",
-        )
-        for row in np.flatnonzero(told)
-        if str(table.run_id[row]) not in learned.run_ids
-    ]
-
-
 def _hash(path: Path) -> str:
     return hashlib.sha256(input_file(path, again=True).read_bytes()).hexdigest()
 
@@ -287,28 +270,6 @@ def _sources(paths: Sequence[Path]) -> list[dict[str, str]]:
 
 def _before_after(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"before": report["before"], "after": report["after"]}
-
-
-def _impossible_speeds(used: RunTable, log_errors: Floats) -> dict[int, str]:
-    """Rows whose throughput cannot be that of their config, each with why.
-
-    Args:
-        used: n runs with a throughput.
-        log_errors: log(measured / projected) of each, shape (n,).
-    """
-    if not len(used):
-        return {}
-    measured, fastest = used.tokens_per_s_per_gpu, fastest_tokens_per_s_per_gpu(cases_of(used))
-    found = {}
-    for row in np.flatnonzero((measured > fastest) | (np.abs(log_errors) > LARGEST_LOG_ERROR)):
-        if measured[row] > fastest[row]:
-            why = f"more than a {used.gpu[row]} can multiply: its peak allows {fastest[row]:,.0f}"
-        else:
-            why = f"beyond reason where {measured[row] / np.exp(log_errors[row]):.3g} are projected"
-        found[int(row)] = (
-            f"{measured[row]:,.7g} tokens/s/GPU is {why}; check the unit and the config"
-        )
-    return found
 
 
 def _skipped(table: RunTable, row: int, why: str) -> dict[str, Any]:

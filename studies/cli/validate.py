@@ -31,7 +31,10 @@ CalibrationOption = Annotated[
 ]
 
 
+METRIC_HEADER = ("n", "MAPE", "median", "p90", "bias", "in 90%", "half-width")
 SHOWN_PEAKS = 5
+SHOWN_FOLDS = 3
+"""Folds too small to be calibrated that are named; the JSON names all."""
 SMALLEST_GIB = 0.05
 """Smaller components are not printed."""
 LABEL_WIDTH = 30
@@ -85,9 +88,11 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
         rows = [_cells("all", found)]
         for name in ("vendor", "family", "gpu", "source"):
             rows += [_cells(f"{name} {label}", part) for label, part in found["by"][name].items()]
-        header = (what, "n", "MAPE", "median", "p90", "bias", "in 90%", "half-width")
         if found["n"]:
-            output.table("", header, [row for row in rows if row[1]])
+            output.table("", (what, *METRIC_HEADER), [row for row in rows if row[1]])
+        if what == "throughput" and found["from_tflops"]["n"]:
+            header = ("scored apart", *METRIC_HEADER)
+            output.table("", header, [_cells("a printed TFLOP/s alone", found["from_tflops"])])
         skipped = [entry for entry in found["skipped"] if entry["run_id"] not in unusable]
         if skipped:
             output.say(f"no {what} to compare with ({len(skipped):,} of the rows):")
@@ -113,8 +118,9 @@ def show_validation(output: Output, content: dict[str, Any]) -> None:
         folds = counted(told["folds"], "fold")
         output.say(
             f"throughput after {counted(told['runs'], 'run')} of each of {folds} "
-            f"({told['draws']} draws); smaller folds: {len(told['smaller_folds'])}"
+            f"({told['draws']} draws)"
         )
+        output.say(*_smaller_folds_in_words(told["smaller_folds"], told["runs"]))
 
 
 def in_sample_in_words(known: dict[str, int], peaks: int) -> list[str]:
@@ -143,6 +149,18 @@ def in_sample_in_words(known: dict[str, int], peaks: int) -> list[str]:
             "the others"
         )
     return lines
+
+
+def _smaller_folds_in_words(names: list[str], runs: int) -> list[str]:
+    """Which folds have no run left to judge once ``runs`` of theirs are revealed; the first few."""
+    if not names:
+        return []
+    told = [f"  {name}" for name in names[:SHOWN_FOLDS]]
+    if len(names) > SHOWN_FOLDS:
+        told.append(f"  and {len(names) - SHOWN_FOLDS:,} more")
+    count = counted(len(names), "fold")
+    return [f"left out with {counted(runs, 'run')} or fewer: {count} (publisher | model | GPU):",
+            *told]  # fmt: skip
 
 
 def _show_worst_peaks(output: Output, worst: list[dict[str, Any]]) -> None:

@@ -125,6 +125,22 @@ def test_calibration_draws_are_seeded(runs: Path, capsys: pytest.CaptureFixture[
     assert none_left["throughput"]["mape"] is None
 
 
+def test_folds_too_small_to_calibrate_are_named(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, names = runs.read_text().splitlines(), ["you", "him", "her", "them"]
+    others = [rows[1].replace("a,me", f"{name},{name}") for name in names]
+    runs.write_text("\n".join([*rows[:5], *others]) + "\n")
+    smaller = [f"{name} | odd-13b | MI300X" for name in names]
+    told = _validate(runs, capsys, "--calibrate", "1")["throughput"]["calibration"]
+    assert (told["folds"], told["smaller_folds"]) == (1, smaller)
+    models = str(runs.parent / "models.json")
+    assert call(["validate", str(runs), "--models", models, "--calibrate", "1"]) == 0
+    words = capsys.readouterr().out
+    assert "left out with 1 run or fewer: 4 folds (publisher | model | GPU):" in words
+    assert "  her | odd-13b | MI300X\n  and 1 more\n" in words
+
+
 def test_calibrating_brings_projections_to_the_runs(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
