@@ -153,12 +153,20 @@ def _gradients(copies: Column, mlp: Column, scores: Column) -> Column:
 
 
 def _score_gradients(cases: Cases, width: Column) -> Column:
-    """Bytes per token of the gradients of softmax and scores; none with flash attention."""
+    """Bytes per token of the gradients of attention probabilities and scores, beyond what is kept;
+    none with flash attention.
+
+    One tensor of the size of the scores: Megatron's fused softmax turns the gradient of its output
+    into that of its input in place (scaled_masked_softmax_cuda.cu), and where dropout follows, what
+    it made is freed by then. Layers of plain PyTorch without dropout hold both gradients.
+    """
     flash = cases.stack.flash_attention
     if flash.all():
         return np.zeros(())
+    both = IS_EAGER[cases.stack.framework] & ~cases.model.dropout
     heads = cases.model.num_attention_heads / cases.config.tp
-    return np.where(flash, 0.0, 2.0 * width * cases.workload.seq_len * heads)
+    scores = np.where(both, 2.0, 1.0) * width * cases.workload.seq_len * heads
+    return np.where(flash, 0.0, scores)
 
 
 def _modules(cases: Cases, constants: MemoryConstants) -> _Modules:

@@ -51,8 +51,8 @@ class Outside(NamedTuple):
 def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     """Logits, their fp32 copy and gradient, and the loss of one microbatch, (n,).
 
-    With sequence parallelism the ends also hold whole hidden states: gathered inputs, partial
-    outputs and their gradients.
+    The final norm keeps its input and the output layer its own. With sequence parallelism the ends
+    also hold whole hidden states: gathered inputs, partial outputs and their gradients.
     """
     family = cases.stack.framework
     per_entry = np.where(
@@ -72,8 +72,10 @@ def logits_bytes(cases: Cases, constants: MemoryConstants) -> Column:
     tokens = tokens_per_microbatch(cases)
     copies = COMPUTE_BYTES * constants.gathered_copies[family]
     gathered = np.where(sequence_shards(cases) > 1, copies, 0.0)
+    kept = (constants.norm_bytes[family] + COMPUTE_BYTES) / sequence_shards(cases)
     entries = padded_vocab(cases) / cases.config.tp
-    return np.asarray(tokens * (entries * per_entry + gathered * cases.model.hidden_size))
+    hidden = (gathered + kept) * cases.model.hidden_size
+    return np.asarray(tokens * (entries * per_entry + hidden))
 
 
 def dispatch_bytes(cases: Cases, constants: MemoryConstants) -> Column:

@@ -53,6 +53,7 @@ class MemoryConstants:
     compiled_logits_bytes: Column
     loss_parallel_bytes: Column
     gathered_copies: Column
+    vocabulary_copies: Column
     backward_copies: Column
     checkpoint_bytes: Column
     stage_outputs: Column

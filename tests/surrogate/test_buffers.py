@@ -67,8 +67,20 @@ def test_logits_are_cut_by_tensor_parallelism() -> None:
     one, eight = (
         logits_bytes(study(LLAMA_8B, TrainingConfig(tp=tp)), constants)[0] for tp in (1, 8)
     )
-    assert float(one) == 4096 * 128_256 * 6
-    assert float(eight) == 4096 * 129_024 / 8 * 6
+    # Beside the logits, whole inputs of the final norm and of the output layer.
+    kept = (2 + 2) * 4096
+    assert float(one) == 4096 * (128_256 * 6 + kept)
+    assert float(eight) == 4096 * (129_024 / 8 * 6 + kept)
+
+
+def test_sequence_parallelism_cuts_the_inputs_of_the_ends_and_gathers_them() -> None:
+    constants = prior_constants()
+    whole, cut = (
+        logits_bytes(study(LLAMA_8B, TrainingConfig(tp=8, sequence_parallel=on)), constants)[0]
+        for on in (False, True)
+    )
+    gathered, kept = 2 * 2 * 4096, (2 + 2) * 4096
+    assert float(cut - whole) == 4096 * (gathered - kept * 7 / 8)
 
 
 def test_fully_sharded_training_gathers_layers() -> None:

@@ -22,6 +22,7 @@ from specs.choices import (
 )
 from specs.config import ConfigTable, TrainingConfig
 from specs.stack import Framework, Stack
+from surrogate.activations import layer_bytes
 from surrogate.memory import (
     CHUNK_ROWS,
     STUDENT_DEGREES,
@@ -179,6 +180,17 @@ def test_vocabulary_parallelism_spreads_the_ends_and_holds_more_microbatches() -
     assert after.activations_gib[0, 1] > before.activations_gib[0, 1]
 
 
+def test_vocabulary_parallelism_exchanges_hidden_states_with_every_rank() -> None:
+    """A shard of the logits and, for each rank, two 16-bit hidden states of a microbatch."""
+    config = TrainingConfig(pp=8)
+    spread = study(LLAMA_8B, config, stack=Stack(vocabulary_barriers=1))
+    constants = prior_constants()
+    shard = (128_256 * 6 + (2 + 2) * 4096) / 8
+    exchanged = 2 * 2 * 4096 * 8
+    held = memory_by_stage(spread, constants).logits_gib[0]
+    assert held == pytest.approx(4096 * (shard + exchanged) / 2**30)
+
+
 def test_low_rank_fine_tuning_needs_less() -> None:
     config = TrainingConfig(tp=2)
     full = memory(study(LLAMA_8B, config, kind=TrainingKind.FINETUNE))
@@ -242,11 +254,37 @@ def test_a_compiled_loss_keeps_the_logits_in_16_bit() -> None:
 
 
 def test_attention_scores_count_twice_in_the_backward_pass() -> None:
-    """Kept scores, and the gradients of softmax and scores of the layer that runs."""
+    """Kept scores of every layer, and their gradients in the layer that runs, where those are more
+    than the gradients of its MLP."""
     stored = memory_by_stage(study(LLAMA_8B, TrainingConfig(), stack=Stack(flash_attention=False)))
     flash = memory_by_stage(study(LLAMA_8B, TrainingConfig()))
     one_layer = 32 * 4096 * 4096 * 2 / 2**30
     assert stored.activations_gib[0, 0] - flash.activations_gib[0, 0] > 32 * 0.8 * one_layer
+
+
+@pytest.mark.parametrize(
+    ("framework", "dropout", "tensors"),
+    [
+        (Framework.MEGATRON, False, 1),
+        (Framework.MEGATRON, True, 1),
+        (Framework.HUGGING_FACE, True, 1),
+        (Framework.HUGGING_FACE, False, 2),
+    ],
+)
+def test_the_gradient_of_scores_is_made_in_place_by_a_fused_softmax(
+    framework: Framework, dropout: bool, tensors: int
+) -> None:
+    """Softmax of plain PyTorch makes another tensor; with dropout, dropout's output is freed."""
+    model = LLAMA_8B.model_copy(update={"dropout": dropout})
+    stack = Stack(framework=framework, flash_attention=False)
+    constants = prior_constants()
+    cases = study(model, TrainingConfig(), stack=stack)
+    copies = 2 if framework is Framework.MEGATRON else 3
+    of_mlp = 14336 * 2 * (copies + 1)
+    scores = tensors * 2 * 4096 * 32
+    more = max(scores - of_mlp, constants.backward_copies[framework] * of_mlp)
+    held = layer_bytes(cases, constants).gradients_dense
+    assert float(np.ravel(held)[0]) == pytest.approx(4096 * more)
 
 
 def test_deepspeed_keeps_the_outputs_of_a_pipeline_stage() -> None:
