@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from specs.csv_files import write_rows
 from specs.errors import InputError
 from specs.files import is_folder
 from specs.formats.primus.reader import gpu_of_path
+from specs.gpu import Gpu
 from specs.models_json import ModelsFile
 from specs.run_columns import CONFIG_COLUMNS, EXTRA_COLUMNS
 from specs.runs import Refusal, table_of
@@ -71,12 +73,15 @@ class Ingested:
     trace: TraceReading | None = None
 
 
-def ingest(path: Path, stated: Mapping[str, str]) -> Ingested:
+def ingest(
+    path: Path, stated: Mapping[str, str], gpus: Mapping[str, Gpu] | None = None
+) -> Ingested:
     """Reads one log or trace.
 
     Args:
         path: the file; its format is told from its content.
         stated: columns of the table of runs that the user states, by name.
+        gpus: GPUs beside the catalog's, by name.
 
     Raises:
         InputError: the file cannot be read, or holds nothing that is known.
@@ -89,13 +94,14 @@ def ingest(path: Path, stated: Mapping[str, str]) -> Ingested:
     if is_folder(path):
         raise InputError(f"{path} is a folder; name the logs or traces in it.")
     if is_trace(path):
-        return Ingested(path, trace=_trace(path, stated))
+        return Ingested(path, trace=_trace(path, stated, gpus))
     runs = read_log(path)
     stem = path.name.split(".")[0] or "run"
     found = []
     for place, run in enumerate(runs):
         name = stem if len(runs) == 1 else f"{stem}-{place + 1}"
-        found.append(measured_run(run, format_of(run), name, path.name, stated, gpu_of_path(path)))
+        hint = gpu_of_path(path)
+        found.append(measured_run(run, format_of(run), name, path.name, stated, hint, gpus))
     return Ingested(path, runs=found)
 
 
@@ -112,9 +118,9 @@ def is_trace(path: Path) -> bool:
     return any(word in head for word in _TRACE_WORDS) or (named and b"VRAM" not in head)
 
 
-def _trace(path: Path, stated: Mapping[str, str]) -> TraceReading:
+def _trace(path: Path, stated: Mapping[str, str], gpus: Mapping[str, Gpu] | None) -> TraceReading:
     trace = read_trace(path)
-    gpu, note = gpu_of(stated.get("gpu", ""), trace.device_name, gpu_of_path(path))
+    gpu, note = gpu_of(stated.get("gpu", ""), trace.device_name, gpu_of_path(path), gpus)
     if not gpu and not note:
         note = "no GPU is named; --set gpu=NAME states which it is"
     return TraceReading(
@@ -153,12 +159,13 @@ def give_own_ids(runs: list[MeasuredRun]) -> None:
         seen.add(run.row["run_id"])
 
 
-def refusals(runs: list[MeasuredRun]) -> list[Refusal]:
-    """Rows that the reader of tables of runs refuses, with the field that is why."""
+def refusals(runs: list[MeasuredRun], gpus: Mapping[str, Gpu] | None = None) -> list[Refusal]:
+    """Rows that the reader of tables of runs refuses, with the field that is why; ``gpus`` are
+    GPUs beside the catalog's, by name."""
     models = {run.model.name: run.model for run in runs if run.model is not None}
     file = ModelsFile(models, {}, {}, "the log")
     rows = [dict(run.row) for run in runs]
-    return list(table_of(rows, file.find, catalog.gpu).refused)
+    return list(table_of(rows, file.find, partial(catalog.gpu, extra=gpus)).refused)
 
 
 def operators_csv(readings: list[Ingested]) -> str:

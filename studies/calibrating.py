@@ -19,7 +19,7 @@ from specs.runs import Refusal, RunTable
 from studies.impossible_runs import impossible_peaks, impossible_speeds, rows_with_speed
 from studies.job import Job
 from surrogate.calibration import Calibration
-from surrogate.calibration_file import FIELDS, read_calibration
+from surrogate.calibration_file import ABOUT, FIELDS, read_calibration
 from surrogate.learned import Learned, shipped
 from surrogate.memory import memory
 from surrogate.memory_calibration import MemoryFacts, is_doubtful
@@ -30,8 +30,6 @@ Floats = NDArray[np.float64]
 
 DISAGREES_FROM = 2.0
 """A run disagrees with the others if its error is this many sd from what they say."""
-ABOUT = ("fitted_on", "fit_date", "data_hash", "merged_from", "before", "after")
-"""What a calibration file says of its origin; nothing is computed from it."""
 NOTHING_STATED = (
     "tokens_per_s_per_gpu, step_time_s, a peak of memory or an end out of memory (a run_id that "
     "ends in -oom), and the config, must be stated"

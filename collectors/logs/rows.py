@@ -14,6 +14,7 @@ from collectors.logs.run_log import Peak, RunLog
 from collectors.logs.steady_state import SteadyState, steady_state
 from specs import catalog
 from specs.errors import InputError
+from specs.gpu import Gpu
 from specs.model import Model
 
 NEEDED = ("gpu", "model", "num_gpus", "tp", "pp", "seq_len")
@@ -86,6 +87,7 @@ def measured_run(
     source: str,
     stated: Mapping[str, str],
     path_gpu: str,
+    gpus: Mapping[str, Gpu] | None = None,
 ) -> MeasuredRun:
     """One row from one run.
 
@@ -96,13 +98,14 @@ def measured_run(
         source: what the source column names.
         stated: columns that the user states; they win over the log.
         path_gpu: GPU that the path of the file names, or empty.
+        gpus: GPUs beside the catalog's, by name.
 
     Raises:
         InputError: the log or the user states a contradictory configuration.
     """
     found = log_format.describe(run, source) if log_format else Description()
     found.columns |= {column: text for column, text in stated.items() if text}
-    _name_gpu(run, found, path_gpu)
+    _name_gpu(run, found, path_gpu, gpus)
     if found.model is not None and "model" in stated and stated["model"] != found.model.name:
         found.model = None
     if run.devices_per_node > 1:
@@ -111,7 +114,7 @@ def measured_run(
     steady = steady_state(selected) if len(selected) else None
     kept = index[steady.keep] if steady else index[:0]
     measured = _results(run, found, kept)
-    memory = _memory(run, found)
+    memory = _memory(run, found, gpus)
     oom = bool(run.out_of_memory)
     run_id = found.columns.pop("run_id", name)
     row = {"source": source, "source_date": _date(run)} | found.columns
@@ -119,7 +122,7 @@ def measured_run(
     row |= _result_columns(measured)
     row |= _memory_columns(run, memory, oom, row)
     if row.get("gpu"):
-        row["vendor"] = catalog.gpu(row["gpu"]).vendor
+        row["vendor"] = catalog.gpu(row["gpu"], gpus).vendor
     row["notes"] = "; ".join([*found.words, *_how(steady, len(selected))])
     numbers = [int(run.iterations.number[i]) for i in kept]
     missing = [column for column in NEEDED if not row.get(column)]
@@ -146,9 +149,11 @@ def measured_run(
     )
 
 
-def _name_gpu(run: RunLog, found: Description, path_gpu: str) -> None:
-    """Writes the GPU of the catalog, and what a reader must know of it."""
-    gpu, note = gpu_of(found.columns.get("gpu", ""), run.facts.get("gpu", ""), path_gpu)
+def _name_gpu(
+    run: RunLog, found: Description, path_gpu: str, gpus: Mapping[str, Gpu] | None
+) -> None:
+    """Writes the GPU that is known, and what a reader must know of it."""
+    gpu, note = gpu_of(found.columns.get("gpu", ""), run.facts.get("gpu", ""), path_gpu, gpus)
     if gpu:
         found.columns["gpu"] = gpu
     if note:
@@ -218,7 +223,9 @@ def _median(values: Any, kept: Any) -> float | None:
     return float(np.median(column)) if column.size else None
 
 
-def _memory(run: RunLog, found: Description) -> dict[str, dict[str, float]]:
+def _memory(
+    run: RunLog, found: Description, gpus: Mapping[str, Gpu] | None
+) -> dict[str, dict[str, float]]:
     """Counter -> highest and lowest peak over ranks in GiB, and on how many ranks."""
     summary: dict[str, dict[str, float]] = {}
     peaks = dict(run.memory)
@@ -226,7 +233,7 @@ def _memory(run: RunLog, found: Description) -> dict[str, dict[str, float]]:
     if fraction is not None and "device" not in peaks:
         capacity = run.capacity_gib
         if not capacity and found.columns.get("gpu"):
-            capacity = catalog.gpu(found.columns["gpu"]).hbm_gib.value
+            capacity = catalog.gpu(found.columns["gpu"], gpus).hbm_gib.value
         if capacity and fraction.highest[1] > 0:
             peaks["device"] = Peak({-1: fraction.highest[1] * capacity})
             found.notes.append("device memory is read from rocm-smi in whole percent of VRAM")

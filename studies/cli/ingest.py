@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from studies.cli.common import JsonOption, Output, axis_values
+from studies.cli.common import GpuFileOption, JsonOption, Output, axis_values
 
 if TYPE_CHECKING:
     from collectors.ingestion import Ingested, TraceReading
     from collectors.logs.rows import MeasuredRun
     from collectors.traces.breakdown import Breakdown
     from specs.errors import InputError
+    from specs.gpu import Gpu
 
 FilesArgument = Annotated[
     list[Path],
@@ -51,31 +53,34 @@ def ingest_command(
     files: FilesArgument,
     csv_file: CsvOption = None,
     settings: StatedOption = None,
+    gpu_file: GpuFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read logs and traces into measured runs, memory peaks and operator rows."""
     from collectors.ingestion import give_own_ids, ingest
+    from specs import catalog
     from specs.errors import InputError
     from studies.files import checked_file, keep_inputs
 
     output = Output(as_json)
     stated = axis_values(settings or [], "--set")
     if csv_file is not None:
-        checked_file(csv_file, "--csv", files)
-        keep_inputs(_beside(csv_file), files, "--csv")
+        checked_file(csv_file, "--csv", [*files, gpu_file])
+        keep_inputs(_beside(csv_file), [*files, gpu_file], "--csv")
+    gpus = catalog.read_gpus(gpu_file) if gpu_file else None
     readings: list[Ingested] = []
     failures: list[tuple[Path, InputError]] = []
     with output.progress("reading", len(files)) as advance:
         for path in files:
             try:
-                readings.append(ingest(path, stated))
+                readings.append(ingest(path, stated, gpus))
             except InputError as error:
                 failures.append((path, error))
             advance(1)
     if not readings:
         raise failures[0][1]
     give_own_ids([run for reading in readings for run in reading.runs])
-    refused = _refused([run for reading in readings for run in reading.runs])
+    refused = _refused([run for reading in readings for run in reading.runs], gpus)
     unusable = _why_unusable(readings, refused) if csv_file else ""
     written = _write(csv_file, readings) if csv_file and not unusable else []
     if as_json:
@@ -102,11 +107,11 @@ def _why_unusable(readings: list[Ingested], refused: dict[str, str]) -> str:
     return f"none of its {len(runs)} rows could be used; {first}: {refused[first]}"
 
 
-def _refused(runs: list[MeasuredRun]) -> dict[str, str]:
+def _refused(runs: list[MeasuredRun], gpus: Mapping[str, Gpu] | None) -> dict[str, str]:
     """run_id -> why the reader of tables of runs refuses the row."""
     from collectors.ingestion import refusals
 
-    return {refusal.run_id: refusal.reason for refusal in refusals(runs)}
+    return {refusal.run_id: refusal.reason for refusal in refusals(runs, gpus)}
 
 
 def _write(csv_file: Path, readings: list[Ingested]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.studies.conftest import SMALL_STUDY, Ran
 
+LOG = Path(__file__).parents[1] / "collectors" / "samples" / "primus_mi300x.log"
 GPUS = """\
 sources: {lab: our lab}
 gpus:
@@ -37,6 +39,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs.csv").write_text(TABLE.format(gpu="Lab-1"))
     (tmp_path / "study.yaml").write_text(SMALL_STUDY.replace("MI300X", "Lab-1"))
     (tmp_path / "plan.yaml").write_text(PLAN)
+    shutil.copy(LOG, tmp_path / "train.log")
     return tmp_path
 
 
@@ -82,6 +85,7 @@ NAMES = {
     "space": "space study.yaml",
     "export": "export study.yaml",
     "ask": "ask study.yaml --core --runs 1",
+    "ingest": "ingest train.log --set gpu=Lab-1 --csv logged.csv",
     "plan": "plan plan.yaml --space core --jobs 1",
 }
 
