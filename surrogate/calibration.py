@@ -1,10 +1,11 @@
 """What measured runs of a key (GPU x Stack x Model) teach, from one run on.
 
-The errors of the projections are explained, in this order of preference, by constants of the
-physics that are other on this GPU and framework (a NIC shared by more, a slower all-to-all), by
-offsets of the levels GPU, Stack, release and Model, and by how alike the configs are. Each has a
-prior variance (``calibration_prior``), so one run moves a little of everything and ten runs move
-what they identify: the best linear unbiased prediction of a linear mixed model (Henderson 1975;
+The errors of the projections are explained together by constants of the physics that are other on
+this GPU and framework (a slower all-to-all, better GEMMs), by offsets of the levels GPU, Stack,
+release and Model, and by how alike the configs are. Each has a prior variance
+(``calibration_prior``), so one run moves a little of everything and ten runs move what they
+identify, but no constant that projected times do not depend on, as the NIC's where its traffic
+hides behind compute: the best linear unbiased prediction of a linear mixed model (Henderson 1975;
 Rasmussen, Williams 2006). A run that contradicts the others loses weight, and runs that contradict
 each other widen the interval of their key.
 """
