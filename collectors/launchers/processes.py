@@ -39,11 +39,15 @@ def marked(token: str) -> list[int]:
 def end_marked(token: str, grace_s: float = GRACE_S) -> None:
     """Ends every process that carries the mark: asks, waits ``grace_s``, then kills until none.
 
-    A process that one of them started meanwhile is asked as well.
+    A process that one of them started meanwhile is asked as well. None is left once two looks in a
+    row find none: a process that is just starting a program shows no environment for a moment.
     """
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
-    while found := marked(token):
+    looks_without = 0
+    while looks_without < 2:
+        found = marked(token)
+        looks_without = 0 if found else looks_without + 1
         if time.monotonic() >= deadline:
             _signal(found, signal.SIGKILL)
         else:

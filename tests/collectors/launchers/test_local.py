@@ -32,6 +32,14 @@ def _alive(process: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def _sleeps(token: str) -> bool:
+    """Whether the launched command is ``sleep`` by now: a process that starts one shows no mark."""
+    return any(
+        Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"sleep\0")
+        for process in marked(token)
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "ending", "words"),
     [
@@ -81,7 +89,7 @@ def test_what_outlives_the_command_is_ended_with_it(tmp_path: Path) -> None:
 def test_what_a_killed_foretune_left_behind_is_ended_before_the_folder_is_used(
     tmp_path: Path,
 ) -> None:
-    launch = _launch(tmp_path, "echo $$ >> pids; sleep 600")
+    launch = _launch(tmp_path, "sleep 600")
     starter = (
         "import pathlib, sys, os, signal\n"
         "from collectors.launchers.launch import Launch\n"
@@ -93,17 +101,17 @@ def test_what_a_killed_foretune_left_behind_is_ended_before_the_folder_is_used(
     )
     command = [sys.executable, "-c", starter, str(tmp_path), *launch.command]
     root = Path(__file__).parents[3]
-    token = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False).stdout
-    pids = tmp_path / "pids"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    token = done.stdout.strip()
     deadline = time.monotonic() + 30
-    while not (pids.is_file() and pids.read_text()) and time.monotonic() < deadline:
+    while not _sleeps(token) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    assert marked(token.strip()), "the command outlived the killed process"
+    assert marked(token), "the command outlived the killed process"
     launcher = Local()
-    assert launcher.poll(launch, token.strip()) is None, "another process sees that it still runs"
+    assert launcher.poll(launch, token) is None, "another process sees that it still runs"
     assert run(launcher, _launch(tmp_path, "echo second"), POLL_S).ending is Ending.FINISHED
-    assert not marked(token.strip())
-    lost = launcher.poll(launch, token.strip())
+    assert not marked(token)
+    lost = launcher.poll(launch, token)
     assert lost is not None
     assert lost.ending is Ending.LOST
 
