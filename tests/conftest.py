@@ -10,12 +10,14 @@ import pytest
 from hypothesis import settings
 
 from tests.nursery import Nursery
+from tests.unsynchronised import wait_for_no_disk
 
 # A busy machine is slow; speed is measured in benchmarks, not in tests. The same code passes or
 # fails the same way each time; `pytest --hypothesis-profile explore` tries other examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile("repeatable")
+wait_for_no_disk()
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOGETHER = {

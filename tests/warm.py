@@ -73,6 +73,9 @@ def _warm_commands() -> None:
 
     import studies.cli
     from surrogate.learned import shipped
+    from tests.unsynchronised import wait_for_no_disk
+
+    wait_for_no_disk()
 
     for module in pkgutil.iter_modules(studies.cli.__path__):
         importlib.import_module(f"studies.cli.{module.name}")
