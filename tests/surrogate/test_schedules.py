@@ -49,7 +49,7 @@ def relative_error(schedule: Schedule, p: int, m: int, times: np.ndarray) -> np.
     TIMES,
     TIMES,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_closed_forms_are_exact(
     schedule: Schedule, p: int, m: int, t_f: float, t_b: float, t_w: float
 ) -> None:
@@ -76,7 +76,7 @@ def test_interleaved_is_exact_for_any_group(
 
 
 @given(st.integers(1, 9), st.integers(1, 40), TIMES, TIMES, TIMES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_zb_heuristic(p: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
     assume(t_f + t_b + t_w > 0.01)
     step = simulate(Schedule.ZB_HEURISTIC, p, m, t_f, t_b, t_w)
@@ -89,7 +89,7 @@ def test_zb_heuristic(p: int, m: int, t_f: float, t_b: float, t_w: float) -> Non
 @pytest.mark.parametrize("schedule", TABULATED)
 @pytest.mark.parametrize("p", [2, 3, 4, 6, 8, 13, 16])
 def test_table_follows_the_simulation(schedule: Schedule, p: int) -> None:
-    times = cone_times(200)
+    times = cone_times(100)
     for m in {1, p // 2 + 1, p - 1, p, p + 1, 2 * p}:
         assert np.abs(relative_error(schedule, p, m, times)).max() <= TOLERANCE
     for m in {2 * p + 1, 5 * p // 2, 3 * p, 5 * p, 7 * p + 1, 20 * p}:
@@ -103,11 +103,10 @@ def test_table_is_exact_at_common_times(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", TABULATED)
-@pytest.mark.parametrize("p", [40, 63, 64])
-def test_pipelines_longer_than_the_table_are_scaled(schedule: Schedule, p: int) -> None:
-    for m in (p, 2 * p):
-        assert np.abs(relative_error(schedule, p, m, cone_times(30))).max() < 0.04
-        assert np.abs(relative_error(schedule, p, m, EXACT_TIMES)).max() < 0.02
+@pytest.mark.parametrize(("p", "m"), [(40, 40), (40, 80), (63, 63)])
+def test_pipelines_longer_than_the_table_are_scaled(schedule: Schedule, p: int, m: int) -> None:
+    assert np.abs(relative_error(schedule, p, m, cone_times(20))).max() < 0.04
+    assert np.abs(relative_error(schedule, p, m, EXACT_TIMES)).max() < 0.02
 
 
 def test_shipped_table_is_what_the_generator_builds() -> None:
@@ -205,7 +204,7 @@ def test_mixed_columns_equal_single_rows() -> None:
 @given(
     st.sampled_from(list(Schedule)), st.integers(1, 40), st.integers(1, 200), TIMES, TIMES, TIMES
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_idle_time_is_finite_and_not_negative(
     schedule: Schedule, p: int, m: int, t_f: float, t_b: float, t_w: float
 ) -> None:
