@@ -20,6 +20,8 @@ from studies.measured_oracle import MeasuredOracle
 from studies.oracles import Crash, Evaluation
 from studies.real_runs import Outcome, RealRuns
 from studies.storage import storage_address
+from tests.nursery import python_with
+from tests.warm import TORCH
 
 TINY = """
 extends: {study}
@@ -50,9 +52,11 @@ def opened(job, folder):
     return RealRuns.open(job, storage_address(None, folder / "foretune.db"), "tiny")
 
 
-def test_real_runs_are_made_told_and_kept(job, tmp_path):
+def test_real_runs_are_made_told_and_kept(job, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="the reference trainer needs PyTorch")
-    oracle = MeasuredOracle(job, tmp_path / "runs", steps=4)
+    python = python_with(TORCH)
+    monkeypatch.setenv("PYTHON_EXEC", python)  # what torchrun starts its ranks with
+    oracle = MeasuredOracle(job, tmp_path / "runs", steps=4, python=python)
     said: list[str] = []
     loop = run_loop(opened(job, tmp_path), oracle, said.append, most=2)
     assert [run.state for run in loop.runs] == ["measured", "measured"]
