@@ -69,7 +69,7 @@ def test_its_commands_run(tmp_path: Path, nursery: Nursery) -> None:
     assert len(lines) >= 4
     small = ROOT / "docs" / "example_study.yaml"
     lines[:0] = [
-        f".venv/bin/foretune tune {small} --out small",
+        f".venv/bin/foretune tune {small} --trials 4 --out small",
         "cp small/llama_8b/best.yaml pretrain.yaml",
     ]
     done = subprocess.run(

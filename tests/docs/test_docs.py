@@ -20,23 +20,33 @@ DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"^```(?:ba)?sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text()))
 
-# Processes are forked (tests/warm.py): importing would take longer than most commands.
+# Processes are forked (tests/warm.py), and those that they start with `sys.executable` as well:
+# importing would take longer than most commands.
+# `tune` makes eight trials where the page does not say how many: the study it shows makes 24.
 # `foretune dashboard` serves until it is stopped: here until it has answered once.
 # What several pages begin with fills its folder of results once; it is copied for the others.
 HARNESS = """\
 set -euo pipefail
-warm() { "$PYTHON" -S "$REPOSITORY/tests/warm.py" "$NURSERY" "$@"; }
+forked=("$PYTHON" -S "$REPOSITORY/tests/warm.py" "$NURSERY")
+main='import os, sys, foretune
+sys.stdout.reconfigure(line_buffering=True)
+sys.executable = os.environ["STAND_IN"]
+foretune.main()'
+warm() {
+  if [[ $1 == tune && " $* " != *" --trials "* ]]; then set -- "$@" --trials 8; fi
+  "${forked[@]}" -c "$main" "$@"
+}
 once() {
   local command="$*" out=results
   if [[ $command =~ ^(.*)" --out "([a-z0-9]+)$ ]]; then
     command=${BASH_REMATCH[1]} out=${BASH_REMATCH[2]}
   fi
   if [ -e "$out" ] || ! grep -qxF -- "$command" "$MADE/repeated"; then
-    warm -m foretune "$@"
+    warm "$@"
   elif [ -e "$MADE/$command" ]; then
     cp -r "$MADE/$command" "$out"
   else
-    warm -m foretune "$@"
+    warm "$@"
     mkdir -p "$(dirname "$MADE/$command")"
     cp -r "$out" "$MADE/$command"
   fi
@@ -45,19 +55,19 @@ foretune() {
   case $1 in
     tune | plan) once "$@"; return ;;
     dashboard) ;;
-    *) warm -m foretune "$@"; return ;;
+    *) warm "$@"; return ;;
   esac
-  PYTHONUNBUFFERED=1 "$PYTHON" -c 'import foretune; foretune.main()' "$@" --port 0 > served.txt &
+  "${forked[@]}" -c "$main" "$@" --port 0 > served.txt &
   local server=$!
-  for _ in $(seq 300); do
+  for _ in $(seq 600); do
     if grep -q http:// served.txt; then
-      "$PYTHON" -c "
+      "$PYTHON" -S -c "
 import re, urllib.request
 url = re.search('http://[0-9.:]+/', open('served.txt').read())[0]
 urllib.request.urlopen(url + 'api/studies').read()"
       kill $server; return
     fi
-    sleep 0.2
+    sleep 0.1
   done
   kill $server; return 1
 }
@@ -74,6 +84,7 @@ def run_script(
         "PYTHON": sys.executable,
         "REPOSITORY": str(REPOSITORY),
         "NURSERY": nursery.ready(),
+        "STAND_IN": nursery.python(),
         "MADE": str(made),
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
@@ -120,7 +131,7 @@ def test_every_command_of_the_page_runs(
 
 
 def test_the_example_runs(tmp_path: Path, nursery: Nursery, made: Path) -> None:
-    done = run_script(HARNESS + "warm docs/example.py found", tmp_path, nursery, made)
+    done = run_script(HARNESS + '"${forked[@]}" docs/example.py found', tmp_path, nursery, made)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tokens/s/GPU" in done.stdout
     assert "tp=3 is refused" in done.stdout
