@@ -33,7 +33,7 @@ from studies.toolbox.replay import control_ratios
 from studies.toolbox.rocket import judge_trace, published_trace
 from studies.toolbox.verdicts import Verdict
 
-SERIES = 1000
+SERIES = 400
 
 
 def test_a_copy_is_not_kept_and_a_true_gain_is_on_a_null_knob() -> None:
