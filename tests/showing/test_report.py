@@ -235,8 +235,7 @@ def test_studies_side_by_side(finished: Any, capsys: pytest.CaptureFixture[str])
     assert "best, tokens/s/GPU" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_it_looks_right_in_a_browser(
     browser: Any,
     report_file: Path,
