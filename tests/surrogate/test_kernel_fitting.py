@@ -139,7 +139,7 @@ def sample(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in sorted((shared / "profiles").glob("*.parquet")):
         table = pd.read_parquet(path)
         table = table[table["gpu"].isin(["H100-SXM", "B200"])]
-        table.iloc[:: max(1, len(table) // 1500)].to_parquet(folder / path.name)
+        table.iloc[:: max(1, len(table) // 600)].to_parquet(folder / path.name)
     return folder
 
 
