@@ -13,7 +13,7 @@ from tests.studies.conftest import Ran
 
 def test_json_of_bench_speed(foretune: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("studies.speed.REPEATS", 1)
-    clusters = speed.CLUSTERS[:2]
+    clusters = speed.CLUSTERS[:1]
     monkeypatch.setattr("studies.speed.CLUSTERS", clusters)
     monkeypatch.setattr("studies.speed.peak_rss_gib", lambda: 0.5)
     ran = foretune("bench", "speed", "--rows", 1000, "--json")
