@@ -137,7 +137,8 @@ def test_two_ranks_learn_what_one_learns(alone, on_two, reference, name):
 def test_log_is_read_back(tmp_path):
     line = (DENSE + TWO_CHUNKS + FULL + " --bf16 --pipeline-schedule zbv").split()
     line.remove("--skip-memory-step")
-    done = launched(2, "-m", "collectors.trainer", *line, "--train-iters", "4")
+    warm = python_with(TORCH)
+    done = launched(2, "-m", "collectors.trainer", *line, "--train-iters", "4", python=warm)
     assert done.returncode == 0, done.stderr[-3000:]
     log = tmp_path / "run.log"
     log.write_text(done.stdout)
