@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from studies.cli.main import call
+from studies.plan.files import shipped_plans
 from tests.nursery import Nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -23,6 +24,7 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if BLOCK.search(page.read_text
 # Processes are forked (tests/warm.py), and those that they start with `sys.executable` as well:
 # importing would take longer than most commands.
 # `tune` makes eight trials where the page does not say how many: the study it shows makes 24.
+# `plan` plans each shipped cluster in its largest size alone.
 # `foretune dashboard` serves until it is stopped: here until it has answered once.
 # What several pages begin with fills its folder of results once; it is copied for the others.
 HARNESS = """\
@@ -34,6 +36,7 @@ sys.executable = os.environ["STAND_IN"]
 foretune.main()'
 warm() {
   if [[ $1 == tune && " $* " != *" --trials "* ]]; then set -- "$@" --trials 8; fi
+  if [[ $1 == plan && -e $MADE/$2.yaml ]]; then set -- plan "$MADE/$2.yaml" "${@:3}"; fi
   "${forked[@]}" -c "$main" "$@"
 }
 once() {
@@ -108,12 +111,15 @@ def commands_of(page: Path) -> str:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where folders of results are kept that several pages begin with, and the commands' names."""
+    """Where results are kept that several pages begin with, their commands, and smaller plans."""
     folder = tmp_path_factory.mktemp("made")
     commands = re.findall(r"^foretune (.*)$", "\n".join(map(commands_of, PAGES)), re.MULTILINE)
     counts = Counter(re.sub(r" --out [a-z0-9]+$", "", command) for command in commands)
     repeated = [command for command, count in counts.items() if count > 1]
     (folder / "repeated").write_text("\n".join(repeated) + "\n")
+    for name, path in shipped_plans().items():
+        one_size = re.sub(r"num_nodes: \[.*, *(\d+)\]", r"num_nodes: \1", path.read_text())
+        (folder / f"{name}.yaml").write_text(one_size)
     return folder
 
 
