@@ -98,9 +98,13 @@ class Queue:
         self._storage.set_study_user_attr(self._id, key, value)
 
     def disconnect(self) -> None:
-        """Closes connections to a server until they are needed again: an idle client holds none."""
+        """Closes connections to a server until they are needed again: an idle client holds none.
+
+        A transaction that was cut off goes with them.
+        """
         engine = getattr(self._storage, "engine", None)
         if self.address.kind == "server" and engine is not None:
+            self._storage.remove_session()
             engine.dispose()
 
     def patiently(

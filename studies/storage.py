@@ -319,10 +319,12 @@ def first_line(error: BaseException) -> str:
 def is_transient(error: BaseException) -> bool:
     """Whether the storage may answer later: it restarts, the network is cut, another one writes."""
     from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+    from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
     if isinstance(error, StorageInternalError) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, PendingRollbackError):  # the connection went within a transaction
+        return True
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     return isinstance(error, OperationalError | InterfaceError) and not any(

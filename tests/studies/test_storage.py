@@ -15,9 +15,16 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.study import StudyDirection
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import PendingRollbackError
 
 from specs.errors import InputError
-from studies.storage import hide_password, missing_driver, open_storage, storage_address
+from studies.storage import (
+    hide_password,
+    is_transient,
+    missing_driver,
+    open_storage,
+    storage_address,
+)
 from studies.turns import only_driver
 
 
@@ -244,3 +251,8 @@ def test_two_drivers_of_one_study_are_refused(tmp_path: Path) -> None:
             pass
     with only_driver(address, tmp_path, "s"):
         pass
+
+
+def test_a_connection_that_goes_within_a_transaction_may_come_back() -> None:
+    assert is_transient(PendingRollbackError("Can't reconnect until it is rolled back"))
+    assert not is_transient(ValueError("no storage"))

@@ -197,9 +197,10 @@ def test_a_restarted_database_is_waited_for(
     storage = postgres.database("restarted")
     # The answer to a claim may be lost with the database: that trial waits for its lease to end.
     driver = _driver(nursery, small_study, tmp_path / "out", storage, "10s")
-    workers = [_worker(nursery, storage, 0.2) for _ in range(2)]
+    # Slow enough that the study is not complete when the database goes for the second time.
+    workers = [_worker(nursery, storage, 0.6) for _ in range(2)]
     with _ended(driver, *workers):
-        for told in (2, 4):
+        for told in (1, 3):
             _wait(lambda told=told: len(_complete(storage)) >= told)
             postgres.stop()
             time.sleep(0.5)
@@ -220,9 +221,11 @@ def test_a_worker_that_was_cut_off_and_taken_for_dead_may_still_tell(
     wire = Wire(postgres.port)
     wire.mend()
     driver = _driver(nursery, small_study, tmp_path / "out", storage, "2s")
-    far = _worker(nursery, postgres.url("cut", wire.port), 0.5)
+    far = _worker(nursery, postgres.url("cut", wire.port), 2)
     with _ended(driver, far):
-        (held,) = _wait(lambda: _with(storage, far))
+        # Not before: the answer to its claim may be cut off, and then it knows of no trial.
+        _wait(lambda: BEGUN in far.written()[0])
+        (held,) = _with(storage, far)
         wire.cut()
         near = _worker(nursery, storage, 0.4)
         with _ended(near):
