@@ -21,6 +21,7 @@ from studies.job import Job
 from surrogate.calibration import Calibration
 from surrogate.calibration_file import ABOUT, FIELDS, read_calibration
 from surrogate.learned import Learned, shipped
+from surrogate.learning import has_throughput
 from surrogate.memory import memory
 from surrogate.memory_calibration import MemoryFacts, is_doubtful
 from surrogate.memory_jobs import job_key, refuted_by
@@ -175,7 +176,7 @@ def calibrate(
     impossible = impossible_speeds(told, shipped().predict(told).value)
     # Where the throughput is not that of the config, the memory is not to be believed either.
     believed = table.take(~np.isin(table.run_id, told.run_id[list(impossible)]))
-    used = believed.take(np.isin(believed.throughput_from, ("tokens", "step")))
+    used = believed.take(has_throughput(believed))
     failed, left_out = _out_of_memory(believed)
     peaks = with_out_of_memory(shipped().with_peaks(believed), failed).calibration
     skipped = [refusal._asdict() for refusal in (*table.refused, *left_out)]
