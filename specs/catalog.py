@@ -115,12 +115,14 @@ def unsupported_models() -> dict[str, str]:
     return dict(_model_shelf().unsupported)
 
 
-def read_gpus(path: Path) -> dict[str, Gpu]:
-    """GPUs of a user's YAML file, by name and alias.
+def read_gpus(path: Path | None) -> dict[str, Gpu]:
+    """GPUs of a user's YAML file, by name and alias; none without a file.
 
     Raises:
         InputError: the file cannot be used.
     """
+    if path is None:
+        return {}
     raw = read_yaml(path)
     return gpus_of(raw.get("gpus"), raw.get("sources"), str(path))
 

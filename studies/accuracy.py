@@ -52,7 +52,7 @@ def read_table(
         InputError: a file cannot be used, or no row of it.
     """
     find = models_json(models).find if models else catalog.model
-    find_gpu = partial(catalog.gpu, extra=catalog.read_gpus(gpus) if gpus else None)
+    find_gpu = partial(catalog.gpu, extra=catalog.read_gpus(gpus))
     table = read_runs(runs, find, find_gpu, with_results=with_results)
     if with_results:
         check_some_usable(table, runs)

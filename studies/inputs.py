@@ -89,7 +89,7 @@ def resolve(
     Raises:
         InputError: a part cannot be used.
     """
-    given = catalog.read_gpus(gpu_file) if gpu_file else {}
+    given = catalog.read_gpus(gpu_file)
     experiment = changed(read_experiment(find_input(text), given), settings or {})
     gpus = {**experiment.gpus, **given}
     experiment = pinned(experiment, pins or {})

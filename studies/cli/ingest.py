@@ -67,7 +67,7 @@ def ingest_command(
     if csv_file is not None:
         checked_file(csv_file, "--csv", [*files, gpu_file])
         keep_inputs(_beside(csv_file), [*files, gpu_file], "--csv")
-    gpus = catalog.read_gpus(gpu_file) if gpu_file else None
+    gpus = catalog.read_gpus(gpu_file)
     readings: list[Ingested] = []
     failures: list[tuple[Path, InputError]] = []
     with output.progress("reading", len(files)) as advance:
@@ -107,7 +107,7 @@ def _why_unusable(readings: list[Ingested], refused: dict[str, str]) -> str:
     return f"none of its {len(runs)} rows could be used; {first}: {refused[first]}"
 
 
-def _refused(runs: list[MeasuredRun], gpus: Mapping[str, Gpu] | None) -> dict[str, str]:
+def _refused(runs: list[MeasuredRun], gpus: Mapping[str, Gpu]) -> dict[str, str]:
     """run_id -> why the reader of tables of runs refuses the row."""
     from collectors.ingestion import refusals
 

@@ -28,7 +28,7 @@ def find_plan(text: str, gpu_file: Path | None = None) -> Plan:
     Raises:
         InputError: it is neither, or a file cannot be used.
     """
-    return read_plan(plan_file(text), catalog.read_gpus(gpu_file) if gpu_file else None)
+    return read_plan(plan_file(text), catalog.read_gpus(gpu_file))
 
 
 def plan_file(text: str) -> Path:
